@@ -311,16 +311,18 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
         uint64_t device_bytes
         cbool gangs_block
         uint32_t batch
+    cdef int32_t NEAR "pathways::kNear"
     cdef cppclass CppHost "pathways::Host":
-        CppHost(HostOptions, vector[HostView], ControllerBlock*, SendingBackend&) except +
+        CppHost(HostOptions, vector[HostView], ControllerBlock*, SendingBackend&, vector[int32_t]) except +
         void add_plan(uint32_t, Plan, uint32_t) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void remove_plan(uint32_t) except +
-        void attach_client(uint32_t, ClientView, uint32_t) except +
+        void attach_client(uint32_t, ClientView, uint32_t, cbool) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
         void task_answered(uint64_t) except +
         void launched(uint64_t, uint32_t, vector[Value], optional[string]) except +
         void replace_peer(uint32_t, HostView, uint64_t) except +
+        void replace_far_peer(uint32_t, int32_t, uint64_t) except +
         uint64_t peers_replaced()
         uint32_t step() except +
         uint32_t ticket()
@@ -350,6 +352,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
     cdef cppclass Lease:
         Lease()
         uint64_t offset
+        uint64_t bytes
         uint64_t borrowers
         uint32_t others
     cdef cppclass CppClient "pathways::Client":

@@ -44,10 +44,11 @@ cdef class Host:
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
                  controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False,
-                 uint32_t swap_every_for_testing=0):
+                 uint32_t swap_every_for_testing=0, far=()):
         cdef HostOptions options
         cdef vector[HostView] blocks
         cdef vector[ArenaView] arenas
+        cdef vector[int32_t] far_peers  # see HostConfig.far
         cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
         cdef ControllerBlock* controller
         for segment in host_segments:  # None: that host is lost now; see replace_peer
@@ -69,8 +70,10 @@ cdef class Host:
         options.gangs_block = gangs_block
         options.batch = batch
         controller = <ControllerBlock*><size_t>controller_segment.controller_block
+        for incarnation in far:
+            far_peers.push_back(NEAR if incarnation is None else <int32_t>incarnation)
         if swap_every_for_testing == 0:
-            self.core.reset(new CppHost(options, blocks, controller, self.backend.get()[0]))
+            self.core.reset(new CppHost(options, blocks, controller, self.backend.get()[0], far_peers))
         else:
             self.core.reset(new SwappingHostForTesting(swap_every_for_testing, options, blocks, controller,
                                                        self.backend.get()[0]))
@@ -132,10 +135,10 @@ cdef class Host:
         """Removes a plan that no later run names. When its last run is over, `driver.program_gone(plan)` is called."""
         self.core.get().remove_plan(plan)
 
-    def attach_client(self, uint32_t client, segment, uint32_t futures):
+    def attach_client(self, uint32_t client, segment, uint32_t futures, bint is_far=False):
         """Maps a client's memory until the notice of the client's end. Then `driver.client_gone(client)` is called, and
         the memory is released (OWN-1). `futures`: how many it has; GANG-1: all hosts must be told the same number,
-        because they refuse runs that name others.
+        because they refuse runs that name others. `is_far`: the client is on another machine; `segment` is a twin.
 
         Raises ValueError when the client's segment is malformed (TRUST-1).
         """
@@ -144,7 +147,7 @@ cdef class Host:
         memory.arena = view.arena()
         memory.segment = segment
         self.clients[client] = memory
-        self.core.get().attach_client(client, view, futures)
+        self.core.get().attach_client(client, view, futures, is_far)
 
     def set_predecessor_failure(self, str text not None, uint32_t youngest_client):
         """ERR-2: this host is the successor of a lost one. A missing buffer of a client up to `youngest_client` fails
@@ -154,15 +157,24 @@ cdef class Host:
 
     def replace_peer(self, uint32_t peer, segment, uint64_t loss):
         """A lost peer's successor has `segment`. Returns when this host no longer uses the predecessor's memory."""
-        from time import sleep
         cdef HostView block = _host_view(segment)
         cdef uint64_t before = self.core.get().peers_replaced()
         self.core.get().replace_peer(peer, block, loss)
-        while self.core.get().peers_replaced() == before and not self.stopping:
-            sleep(0.001)
+        self._wait_replaced(before)
         self.backend.get().replace_arena(peer, block.arena())  # Python's lock is held, so no step is under way
         # Views of the old memory keep the old tuple alive.
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
+
+    def replace_far_peer(self, uint32_t peer, int32_t incarnation, uint64_t loss):
+        """The same for a successor on another machine, with this incarnation."""
+        cdef uint64_t before = self.core.get().peers_replaced()
+        self.core.get().replace_far_peer(peer, incarnation, loss)
+        self._wait_replaced(before)
+
+    cdef _wait_replaced(self, uint64_t before):
+        from time import sleep
+        while self.core.get().peers_replaced() == before and not self.stopping:
+            sleep(0.001)
 
     def set_far(self, uint32_t peer):
         """That host is on another machine; `driver.transfers.send_remote` sends to it. Call it before the loop."""

@@ -10,6 +10,7 @@ cdef Lease _lease(BlockView block, Layout layout):
     cdef Lease lease
     if block is not None:
         lease.offset = block.offset
+        lease.bytes = block.nbytes
         for host in layout.hosts:
             if host < BORROWERS:
                 lease.borrowers |= <uint64_t>1 << <int>host

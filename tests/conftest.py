@@ -9,6 +9,7 @@
 * When the session is over, no process that it started may be left.
 * A test with the mark `sampled(share)` plays a share of its cases, drawn anew in each session; the seed is printed
   (`pytest_collection_modifyitems`). `make stress` plays all.
+* `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone, as `agents`: hosts that machine agents bring.
 * `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
   adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
   one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
@@ -82,6 +83,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds.append("local")
     if not has_mark("one_island") and not has_mark("one_process"):
         kinds.append("islands")
+    if only := os.environ.get("PATHWAYS_KIND"):
+        kinds = [only]
     values = [pytest.param(kind, marks=() if kind == "embedded" else pytest.mark.slow) for kind in kinds]
     metafunc.parametrize("kind_of_cluster", values, scope="function")
 
@@ -164,6 +167,7 @@ CLUSTERS: dict[str, dict[str, int] | None] = {
     "local": {"islands": 1, "hosts_per_island": 2, "devices_per_host": 2},
     "islands": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
     "machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 1, "machines": 2},
+    "agents": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
 }
 
 
@@ -173,15 +177,25 @@ def sessions() -> Iterator[Callable[[str], Any]]:
     import pathways as pw
 
     opened: dict[str, Any] = {}
+    machines: list[Any] = []
 
     def connect(name: str) -> Any:
         shape = CLUSTERS[name]
+        if name == "agents":
+            if not machines or not machines[0].handle.is_alive():
+                from machines import MachineCluster
+
+                machines[:] = [MachineCluster(**shape)]
+            opened[name] = machines[0].connect()
+            return opened[name]
         opened[name] = pw.connect(None if shape is None else pw.LocalCluster(**shape))
         return opened[name]
 
     yield connect
     for cluster in opened.values():
         cluster.close()
+    for each in machines:
+        each.close()
 
 
 @pytest.fixture
@@ -206,6 +220,12 @@ def islands_cluster(sessions: Callable[[str], Any]) -> Any:
 def machines_cluster(sessions: Callable[[str], Any]) -> Any:
     """Host processes as if on two machines: one island, two hosts on each, one device each."""
     return sessions("machines")
+
+
+@pytest.fixture
+def agents_cluster(sessions: Callable[[str], Any]) -> Any:
+    """Hosts that two machine agents brought over the network: two islands, two hosts each, two devices each."""
+    return sessions("agents")
 
 
 @pytest.fixture

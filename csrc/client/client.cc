@@ -148,7 +148,11 @@ Status Client::command(CommandKind kind, uint32_t group, Handle handle, Handle t
                              space_bytes,
                              space_set,
                              0,
-                             lease_out(lease)};
+                             lease_out(lease),
+                             0,
+                             0,
+                             lease.offset,
+                             lease.bytes};
   std::memcpy(room.data(), &record, sizeof record);
   if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
   publish();

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -192,6 +193,9 @@ struct TakenBranches {
   uint64_t sure() const { return known & ~failed; }
 };
 
+/// Writes this host's share of a value into a slot.
+using WriteValue = std::function<Status(ReadBackSlot)>;
+
 /// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.
 class HostLink {
  public:
@@ -199,10 +203,9 @@ class HostLink {
   /// This host's part of a buffer is ready, or a fetch is written, or a task is done.
   virtual void complete(uint32_t client, Handle future) = 0;
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
-  /// READ-1: sets where a result's value is written. False: nobody will read it. After true, `end_read_back` must
-  /// follow.
-  virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackSlot* /*place*/) { return false; }
-  virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
+  /// READ-1: lets `write` write this host's share of a result's value to where it belongs, unless nobody will read it.
+  /// `write` may be called several times, and returns how it went.
+  virtual Status read_back(uint32_t /*client*/, Handle /*future*/, const WriteValue& /*write*/) { return Status::kOk; }
   /// A run is over here: this host launched `gangs` of the `expected` gangs that the run has on it (GANG-1).
   /// Gangs of branches that were not taken are not among the expected ones; `taken`: which were.
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,

@@ -106,14 +106,9 @@ Status ValueSettler::read_back(const Run& run, uint32_t result) {
   const Handle handle{run.results[result]};
   if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
   const Object* object = objects_.find(run.client, handle);
-  ReadBackSlot slot;
   // When the handle was released or the client is gone, nobody will read it.
-  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &slot)) {
-    return Status::kOk;
-  }
-  const Status status = backend_.read_back(object->value, slot);
-  link_.end_read_back(run.client, handle);
-  return status;
+  if (object == nullptr || object->value == nullptr) return Status::kOk;
+  return link_.read_back(run.client, handle, [&](ReadBackSlot slot) { return backend_.read_back(object->value, slot); });
 }
 
 /// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.

@@ -34,15 +34,16 @@ void send(Outbox& to, const Record& record, std::span<const std::byte> behind = 
   });
 }
 
-/// The beginning of an error's text that fits behind a record.
+/// The beginning of an error's text that fits behind a record. `most`: bytes of the longest record.
 template <typename Record>
-std::span<const std::byte> cut(const Outbox& to, std::string_view text) {
-  return std::as_bytes(std::span(text.substr(0, std::min(kMostText, to.max_record() - uint32_t{sizeof(Record)} - 8))));
+std::span<const std::byte> cut(uint32_t most, std::string_view text) {
+  return std::as_bytes(std::span(text.substr(0, std::min(kMostText, most - uint32_t{sizeof(Record)} - 8))));
 }
 
 }  // namespace
 
-Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend)
+Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend,
+           std::vector<int32_t> far)
     : options_(options),
       own_(hosts.at(options.host)),
       block_(own_.block()),
@@ -53,6 +54,7 @@ Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* contro
       mailbox_(&block_->doorbell) {
   distance_ns_ = controller->distance_ns;
   to_controller_.set_distance(distance_ns_);
+  if (!far.empty()) open_far(std::move(far), hosts.size(), controller);
   if (own_.peers() == 0) return;
   if (own_.peers() != hosts.size()) {
     throw Error(Status::kInvalid,
@@ -124,8 +126,8 @@ void Host::remove_plan(uint32_t id) {
   mailbox_.post([this, id] { executor_.remove_plan(id); });
 }
 
-void Host::attach_client(uint32_t client, const ClientView& view, uint32_t futures) {
-  mailbox_.post([this, client, futures, attached = Attached{view.futures(), view.read_back()}] {
+void Host::attach_client(uint32_t client, const ClientView& view, uint32_t futures, bool is_far) {
+  mailbox_.post([this, client, futures, attached = Attached{view.futures(), view.read_back(), is_far}] {
     if (executor_.is_gone(client)) {
       forget_client(client);
       return;
@@ -169,6 +171,7 @@ uint32_t Host::step() {
   }
   if (done != 0) inbox_.release();
   for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
+  if (!far_.empty()) done += drain_far();
   done += executor_.poll();
   if (!replacements_.empty()) replace_peers();
   // Peers first: they wait for a value, and waking the controller takes some us if it sleeps.
@@ -244,18 +247,27 @@ void Host::forget_client(uint32_t client) {
 // ----------------------------------------------------------------------------------------------------------- link
 
 void Host::complete(uint32_t client, Handle future) {
-  if (client < clients_.size() && clients_[client].futures.is_there()) (void)clients_[client].futures.complete(future);
+  if (client >= clients_.size() || !clients_[client].futures.is_there()) return;
+  if (clients_[client].is_far) {
+    complete_far(client, future);
+  } else {
+    (void)clients_[client].futures.complete(future);
+  }
 }
 
-bool Host::begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) {
-  return client < clients_.size() && clients_[client].futures.is_there() && clients_[client].read_back.is_there() &&
-         clients_[client].read_back.begin_write(clients_[client].futures, future, slot);
+Status Host::read_back(uint32_t client, Handle future, const WriteValue& write) {
+  if (client >= clients_.size() || !clients_[client].futures.is_there()) return Status::kOk;
+  const Attached& to = clients_[client];
+  if (to.is_far) return read_back_far(future, write);
+  ReadBackSlot slot;
+  if (!to.read_back.is_there() || !to.read_back.begin_write(to.futures, future, &slot)) return Status::kOk;
+  const Status status = write(slot);
+  to.read_back.end_write(future);
+  return status;
 }
-
-void Host::end_read_back(uint32_t client, Handle future) { clients_[client].read_back.end_write(future); }
 
 void Host::failed(uint32_t client, Handle future, std::string_view text) {
-  const auto bytes = cut<FailedRecord>(to_controller_, text);
+  const auto bytes = cut<FailedRecord>(to_controller_.max_record(), text);
   send(to_controller_,
        FailedRecord{{RecordKind::kFailed, 0, client}, future.raw, static_cast<uint32_t>(bytes.size()), 0}, bytes);
 }
@@ -290,26 +302,39 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
   send(to_controller_, EnqueuedRecord{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host});
 }
 
+uint32_t Host::most_to(uint32_t host) const {
+  return is_far(host) ? to_far_.max_record() - uint32_t{sizeof(FarHeader)} : to_peers_[host].max_record();
+}
+
+template <typename Record>
+void Host::send_peer(uint32_t host, const Record& record, std::span<const std::byte> behind) {
+  if (!is_far(host)) return send(to_peers_[host], record, behind);
+  const FarHeader to{host, far_[host]};
+  to_far_.send(static_cast<uint32_t>(sizeof to + sizeof record + padded(behind.size())), [&](std::byte* out) {
+    std::memcpy(out, &to, sizeof to);
+    std::memcpy(out + sizeof to, &record, sizeof record);
+    if (!behind.empty()) std::memcpy(out + sizeof to + sizeof record, behind.data(), behind.size());
+  });
+}
+
 void Host::send_words(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> words) {
-  Outbox& peer = to_peers_.at(host);
-  if (!peer.is_connected()) return;  // the peer is lost
-  const size_t most = (peer.max_record() - sizeof(WordsRecord)) / sizeof(uint64_t);
+  if (!has_peer(host)) return;  // the peer is lost
+  const size_t most = (most_to(host) - sizeof(WordsRecord)) / sizeof(uint64_t);
   do {
     const auto chunk = words.first(std::min(most, words.size()));
     words = words.subspan(chunk.size());
     const RecordHeader header{kind, static_cast<uint16_t>(words.empty() ? 0 : 1), 0};
     const auto count = static_cast<uint32_t>(chunk.size());
-    send(peer, WordsRecord{header, order, node, options_.host, count, 0}, std::as_bytes(chunk));
+    send_peer(host, WordsRecord{header, order, node, options_.host, count, 0}, std::as_bytes(chunk));
   } while (!words.empty());
 }
 
 void Host::send_written(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, Outcome outcome,
                         std::string_view text) {
-  Outbox& peer = to_peers_.at(host);
-  if (!peer.is_connected()) return;  // the peer is lost
-  const auto bytes = cut<WrittenRecord>(peer, text);
+  if (!has_peer(host)) return;  // the peer is lost
+  const auto bytes = cut<WrittenRecord>(most_to(host), text);
   const RecordHeader header{kind, static_cast<uint16_t>(outcome), 0};
-  send(peer, WrittenRecord{header, order, node, options_.host, static_cast<uint32_t>(bytes.size()), 0}, bytes);
+  send_peer(host, WrittenRecord{header, order, node, options_.host, static_cast<uint32_t>(bytes.size()), 0}, bytes);
 }
 
 void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
@@ -332,12 +357,12 @@ void Host::exchange_written(uint32_t host, uint64_t order, uint32_t node, std::s
 }
 
 void Host::decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) {
-  Outbox& peer = to_peers_.at(host);
-  if (!peer.is_connected()) return;  // the peer is lost
-  const auto bytes = cut<DecisionRecord>(peer, decision.text);
+  if (!has_peer(host)) return;  // the peer is lost
+  const auto bytes = cut<DecisionRecord>(most_to(host), decision.text);
   const RecordHeader header{RecordKind::kDecision, static_cast<uint16_t>(decision.outcome), 0};
-  send(peer, DecisionRecord{header, order, choice, options_.host, decision.taken, static_cast<uint32_t>(bytes.size())},
-       bytes);
+  send_peer(host,
+            DecisionRecord{header, order, choice, options_.host, decision.taken, static_cast<uint32_t>(bytes.size())},
+            bytes);
 }
 
 }  // namespace pathways

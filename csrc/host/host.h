@@ -7,6 +7,9 @@
 /// ERR-2: when the order reports a loss, this host takes in what the lost peers wrote before, and then forgets them. It
 /// uses a successor from `replace_peer` on, with new rings in both directions (host/losses.cc).
 ///
+/// FAR-2: a record to or from a host on another machine is dropped unless it names the incarnation that both ends know.
+/// So the records of a lost host, or those meant for it, never reach its successor (host/far_peers.cc).
+///
 ///   PEER-1  an invalid record of another host (corrupt, truncated, or of a transfer in which not both hosts take part)
 ///           closes the channel from that host, with an error that names the host. Nothing else is closed.
 ///
@@ -26,6 +29,7 @@
 
 #include "executor/executor.h"
 #include "messages/credits.h"
+#include "messages/far_records.h"
 #include "messages/outbox.h"
 #include "messages/shared_segments.h"
 #include "sync/mailbox.h"
@@ -49,7 +53,9 @@ class Host : private HostLink {
   };
 
   /// `hosts`: the blocks of all hosts, by number. A host that is not there is lost now, and will be replaced.
-  Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend);
+  /// `far`: by host, its incarnation if it is on another machine (messages/far_records.h); empty: all are on this one.
+  Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend,
+       std::vector<int32_t> far = {});
   ~Host() override;
 
   /// The plan is removed when its client is gone. Throws Error(kInvalid) when the id is taken, when the plan is for
@@ -60,7 +66,8 @@ class Host : private HostLink {
   void remove_plan(uint32_t id);
   /// The client's memory must stay mapped until the backend is told to forget the client; after that this host does not
   /// touch it any more. A client whose notice has come already is forgotten at once.
-  void attach_client(uint32_t client, const ClientView& view, uint32_t futures);
+  /// `is_far`: the client is on another machine, and `view` is of a twin of its block.
+  void attach_client(uint32_t client, const ClientView& view, uint32_t futures, bool is_far = false);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
   /// See Executor::on_task_answered.
@@ -71,6 +78,8 @@ class Host : private HostLink {
   /// number `loss` (0: at once) and no send to the predecessor is under way. Then `peers_replaced` goes up by one, and
   /// this host uses nothing of the predecessor's memory any more.
   void replace_peer(uint32_t peer, const HostView& block, uint64_t loss);
+  /// The same for a successor on another machine.
+  void replace_far_peer(uint32_t peer, int32_t incarnation, uint64_t loss);
   uint64_t peers_replaced() const { return peers_replaced_.load(std::memory_order_acquire); }
 
   /// Returns the number of records and completions handled; 0 when there was nothing to do.
@@ -92,8 +101,7 @@ class Host : private HostLink {
  private:
   void complete(uint32_t client, Handle future) override;
   void failed(uint32_t client, Handle future, std::string_view text) override;
-  bool begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) override;
-  void end_read_back(uint32_t client, Handle future) override;
+  Status read_back(uint32_t client, Handle future, const WriteValue& write) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,
                 const TakenBranches& taken) override;
   void command_done(uint32_t client, uint64_t bytes) override;
@@ -111,6 +119,17 @@ class Host : private HostLink {
   void send_words(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> words);
   void send_written(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, Outcome outcome,
                     std::string_view text);
+  template <typename Record>
+  void send_peer(uint32_t host, const Record& record, std::span<const std::byte> behind = {});
+  bool has_peer(uint32_t host) const { return to_peers_.at(host).is_connected() || is_far_there(host); }
+  bool is_far(uint32_t host) const { return host < far_.size() && far_[host] != kNear; }
+  bool is_far_there(uint32_t host) const { return is_far(host) && far_[host] != kAbsent; }
+  /// Bytes of the longest record to a peer.
+  uint32_t most_to(uint32_t host) const;
+  void open_far(std::vector<int32_t> far, size_t hosts, ControllerBlock* controller);
+  uint32_t drain_far();
+  void complete_far(uint32_t client, Handle future);
+  Status read_back_far(Handle future, const WriteValue& write);
   bool flush_peers();
   std::chrono::nanoseconds overflow_look() const;
   void forget_client(uint32_t client);
@@ -130,10 +149,16 @@ class Host : private HostLink {
   Outbox to_controller_;
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
+  std::vector<int32_t> far_;      ///< by host: kNear, kAbsent, or the incarnation; empty: all are on this machine
+  std::vector<bool> closed_far_;  ///< by host: the channel from it is closed (PEER-1)
+  ByteRing::Consumer from_far_;
+  std::string far_fault_;  ///< why from_far_ is not read any more; successors over there are closed at once
+  Outbox to_far_;
   std::vector<std::vector<uint64_t>> partial_words_;  ///< by peer: the first records of long words
   struct Replacement {
     uint32_t peer;
-    HostView block;
+    HostView block;       ///< of a peer on this machine
+    int32_t incarnation;  ///< of a peer on another machine; else kNear
     uint64_t loss;
   };
   std::vector<Replacement> replacements_;  ///< that have not taken effect yet
@@ -146,8 +171,16 @@ class Host : private HostLink {
   struct Attached {
     FutureView futures;  ///< not there: no such client, or it is gone
     ReadBackView read_back;
+    bool is_far = false;
   };
-  std::vector<Attached> clients_;                ///< by number
+  std::vector<Attached> clients_;  ///< by number
+  /// The value of a future that a client on another machine will get, from read_back_far to complete_far.
+  struct FarValue {
+    Handle future;
+    bool is_large = false;
+    uint32_t runs = 0;
+    std::vector<std::byte> bytes;  ///< the runs as they go behind a FutureDoneRecord
+  } far_value_;
   std::vector<std::byte> record_, peer_record_;  ///< scratch: copy of the record being read (TRUST-1)
   std::vector<Load> commands_done_;              ///< by client: not reported to the controller yet
   std::atomic<uint32_t> attached_{0};

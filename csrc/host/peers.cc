@@ -48,6 +48,7 @@ std::string no_such_part(const Record& record) {
 bool Host::flush_peers() {
   bool is_kept = false;
   for (Outbox& peer : to_peers_) is_kept = peer.flush() || is_kept;
+  if (to_far_.is_connected()) is_kept = to_far_.flush() || is_kept;
   return is_kept;
 }
 
@@ -174,6 +175,7 @@ void Host::close_peer(uint32_t peer, const std::string& fault) {
                            " was closed, because " + fault;
   std::fprintf(stderr, "pathways: %s\n", text.c_str());
   from_peers_[peer] = {};
+  if (is_far(peer)) closed_far_[peer] = true;
   partial_words_[peer].clear();
   executor_.lose_peer(peer, text, Executor::LostPeer::kAlive);
 }

@@ -107,6 +107,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
  private:
+  friend class ArenaTwin;
   friend class ArenaView;
   struct Block;
 
@@ -164,6 +165,8 @@ class ArenaView {
   ArenaView(void* memory, std::size_t bytes);
 
   [[nodiscard]] bool is_there() const noexcept { return arena_ != nullptr; }
+  /// The bytes that are mapped of the arena, its own header included.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   /// The payload at `offset`, or nullptr when no live block of at least `bytes` bytes is there.
   [[nodiscard]] std::byte* find(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// As find(), but nullptr also when `borrower` holds no lease of the block.

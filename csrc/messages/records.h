@@ -4,7 +4,8 @@
 /// of fixed width, 8-aligned, and in the machine's byte order, because rings never leave the machine. Directions:
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
-///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued (as kGo, in sequential dispatch)
+///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued (as kGo, in sequential dispatch);
+///                          kFutureDone, for a client on another machine (far_records.h)
 ///   controller -> client   kFailed, kReclaim
 ///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision; of exchanges of
 ///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (executor/row_exchanges.h)
@@ -38,6 +39,7 @@ enum class RecordKind : uint16_t {
   kExchangeReport = 16,
   kExchangeDecision = 17,
   kExchangeWritten = 18,
+  kFutureDone = 19,
 };
 
 /// How something ended that one host tells another. kDead: it belongs to a branch that was not taken.
@@ -111,6 +113,7 @@ struct CommandRecord {
   /// controller -> host, kTask: the number of the task's hold on the memory of its buffer (MEM-7). Each host sends a
   /// HoldOverRecord when it keeps nothing of the buffer for the task any more. 0: the buffer is in no ledger
   uint64_t hold = 0;
+  uint64_t lease_at = 0, lease_bytes = 0;  ///< the memory that the payload leases: offset in the client's arena, size
 };
 
 struct CancelRecord {
@@ -194,7 +197,7 @@ struct EnqueuedRecord {
   uint32_t host;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 72);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 88);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// How many 8-byte words follow a RunRecord.

@@ -8,7 +8,8 @@
 ///   status       status of the cluster, and the text of its failure                 controller; clients only read
 ///   bell c       the controller's doorbell for client c                             controller and client c
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for
-///                each other host g, arena                                           controller and hosts
+///                each other host g, arena; if the cluster has other machines:
+///                rings h -> their hosts, their hosts -> h                           controller and hosts
 ///   client c     rings c -> controller (and one for cancels, which overtake what
 ///                waits in the other), controller -> c, counters, future table (with
 ///                c's doorbell), read-back area, arena                               client c, controller and hosts
@@ -88,13 +89,15 @@ struct HostBlock {
   uint64_t magic;
   uint32_t host;
   uint32_t peers;  ///< rings from other hosts: 0, or as many as the cluster has hosts
-  uint64_t from_controller, to_controller, from_peers, peer_stride, arena;  ///< offsets in the block; 0: none
+  /// Offsets in the block; 0: none.
+  uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_far, from_far;
   DoorbellWord doorbell;
 
   struct Sizes {
     uint32_t ring_bytes = 1u << 20;
     uint32_t peer_ring_bytes = 1u << 16;    ///< 0: no rings between hosts
     size_t arena_bytes = size_t{64} << 20;  ///< 0: no arena
+    uint32_t far_ring_bytes = 0;            ///< of the rings to and from other machines; 0: none
   };
   static Segment make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared);
   static HostBlock* attach(Segment& segment);
@@ -143,13 +146,16 @@ class HostView {
   BlockPart from(uint32_t peer) const;
   /// Capacity of the ring from another host, in bytes: see ByteRing::bytes_for. 0: no rings between hosts.
   uint32_t peer_ring_bytes() const { return peer_ring_bytes_; }
+  /// The rings to and from the hosts of other machines; is_there() is false when the cluster has none.
+  const BlockPart& to_far() const { return to_far_; }
+  const BlockPart& from_far() const { return from_far_; }
   /// Its is_there() is false when the host has no arena.
   const ArenaView& arena() const { return arena_; }
   HostBlock* block() const { return block_; }
 
  private:
   HostBlock* block_ = nullptr;
-  BlockPart from_controller_, to_controller_, from_peers_;
+  BlockPart from_controller_, to_controller_, from_peers_, to_far_, from_far_;
   uint64_t peer_stride_ = 0;
   uint32_t peers_ = 0, peer_ring_bytes_ = 0;
   ArenaView arena_;

@@ -19,6 +19,7 @@ from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
+from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import POLICIES, WHEN_FULL
 
@@ -219,6 +220,9 @@ def _check_same_terms(cluster: Cluster, asked: dict[str, Any]) -> None:
             )
 
 
+#: Seconds between two looks of `Cluster.wait_for`.
+WAIT_FOR_LOOK_S = 0.05
+
 _IN_CHILDREN = (
     "Compute in the process that connected, and give forked workers NumPy arrays; workers that compute themselves are "
     "started by multiprocessing's 'spawn' or 'forkserver', or forked before JAX is used"
@@ -303,6 +307,32 @@ class Cluster(session.Session):
             "variables": [dataclasses.asdict(each) for each in variables],
             **stats,
         }
+
+    def wait_for(self, devices: int, timeout: float | None = None) -> None:
+        """Waits until at least so many devices are there: machines join a cluster that listens when they are ready.
+
+        Args:
+            devices: how many.
+            timeout: seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: so many were not there in time; the message says how many were.
+            OptionError: the whole cluster has fewer places.
+        """
+        topology = self._control.topology
+        if devices > topology.devices:
+            raise errors.OptionError(
+                f"wait_for(devices={devices}): the cluster has places for {topology.devices} devices"
+            )
+        deadline = Deadline(timeout)
+        while True:
+            hosts = self._control.cluster_stats()["hosts"]
+            there = sum(host.get("state", "up") == "up" for host in hosts) * topology.devices_per_host
+            if there >= devices:
+                return
+            if deadline.passed:
+                raise TimeoutError(f"{there} of {devices} devices were there after {timeout:g} s")
+            self.native.pause(deadline.left(WAIT_FOR_LOOK_S))
 
     # ---- moving
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pathways import errors
+from pathways.cli.agent import agent
 from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
@@ -81,6 +82,19 @@ def main() -> None:
 @click.option("--client-runs", type=click.IntRange(1), default=None, help="Runs that one client may have under way.")
 @click.option("--max-weight", type=float, default=None, help="The greatest weight that a client may ask for.")
 @click.option("--max-priority", type=int, default=None, help="The greatest priority that a client may ask for.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=None,
+    help="Where agents of other machines join. Each brings the hosts of one island; none runs here.",
+)
+@click.option(
+    "--authority",
+    type=click.Path(file_okay=False),
+    default=None,
+    help="The folder of the keys by which machines trust each other; made if it is not there.",
+)
+@click.option("--insecure-plaintext", is_flag=True, help="Encrypt nothing between machines.")
 def up(
     islands: int,
     hosts_per_island: int,
@@ -89,13 +103,19 @@ def up(
     device_memory: int | None,
     transfer_memory: int | None,
     policy: str,
+    listen: str | None,
+    authority: str | None,
+    insecure_plaintext: bool,
     **allowance: Any,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground.
 
     Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
     """
+    from pathways.cli.joining import listening, tell_how_to_join
     from pathways.cluster.launcher import start_local_cluster
+
+    where = listening(listen, authority, insecure_plaintext)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -111,6 +131,7 @@ def up(
             device_memory=device_memory,
             transfer_memory=transfer_memory,
             policy=policy,
+            listen=where,
             **allowance,
         )
     except KeyboardInterrupt:
@@ -118,6 +139,8 @@ def up(
     try:
         click.echo(handle.address)
         sys.stdout.flush()
+        if where is not None:
+            tell_how_to_join(where, handle)
         click.echo("Ctrl-C ends it.", err=True)
         while (failure := handle.control.failure()) is None:
             time.sleep(0.1)
@@ -142,5 +165,5 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (status, clients, limit, suspend, resume, token, trace, top):
+for each in (agent, status, clients, limit, suspend, resume, token, trace, top):
     main.add_command(each)

@@ -96,6 +96,7 @@ def _show(stats: dict[str, Any]) -> None:
             f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}",
         )
     console.print(hosts)
+    _show_machines(console, stats)
     _show_devices(console, stats["hosts"])
     if not stats["clients"]:
         console.print("no clients")
@@ -113,6 +114,30 @@ def _show(stats: dict[str, Any]) -> None:
     console.print(clients)
     _show_holders(console, stats["hosts"])
     _show_variables(console, stats["clients"])
+
+
+def _show_machines(console: Any, stats: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    if not stats.get("port"):
+        return
+    console.print(f"machines join at {stats['port']}", highlight=False)
+    if not stats["machines"]:
+        return
+    table = Table("machine", "island", "address", "link", "sent", "received", "round trip", "for", box=None)
+    for machine in stats["machines"]:
+        trip = machine["round_trip_ns"]
+        table.add_row(
+            machine["name"],
+            str(machine["island"]),
+            machine["address"],
+            "TLS 1.3" if machine["is_encrypted"] else "[bold red]not encrypted[/]",
+            bytes_text(machine["bytes_out"]),
+            bytes_text(machine["bytes_in"]),
+            f"{trip / 1e3:.0f} us" if trip else "-",
+            duration_text(machine["connected_s"]),
+        )
+    console.print(table)
 
 
 def _what_is_special(client: dict[str, Any]) -> list[str]:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import dataclasses
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +24,12 @@ from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix
 from pathways.cluster.startup_display import shown
 from pathways.plan.memory_profile import check_budget
 from pathways.plan.topology import Topology
-from pathways.process import environment, run_directory, supervisor
-from pathways.process.children import Deadline, describe_exit, is_readable, quoted
+from pathways.process import environment, run_directory
+from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms, check_allowance
 from pathways.process.config import BY_CLIENT, ClusterOptions, ControllerConfig, dump
+from pathways.process.supervised import CLOSE_GRACE_S, Supervised
 from pathways.process.supervisor import wait_readable
-
-OWNER_GRACE_S = 5.0
-CLOSE_GRACE_S = 8.0
 
 Progress = Callable[[StartupEvent], None]
 
@@ -46,6 +42,7 @@ def start_local_cluster(
     platform: str | None = None,
     progress: Progress | bool | None = None,
     terms: ClientTerms | None = None,
+    listen: Listening | None = None,
     **sizes: Any,
 ) -> LocalClusterHandle:
     """Starts a controller and `islands * hosts_per_island` hosts, and connects to them.
@@ -58,6 +55,7 @@ def start_local_cluster(
         progress: a function that is called with each event of the start. True shows the events on stderr, False does
             not, None does if stderr is a terminal.
         terms: this process's name, weight and priority as a client.
+        listen: where agents of other machines may join. Then all hosts are theirs: each brings an island.
         **sizes: further fields of `ClusterOptions`.
 
     Raises:
@@ -74,11 +72,12 @@ def start_local_cluster(
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
     Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)
-    environment.check_devices(wanted, chosen, os.environ)
-    environment.check_shared_memory(wanted)
+    if listen is None:
+        environment.check_devices(wanted, chosen, os.environ)
+        environment.check_shared_memory(wanted)
     run_directory.sweep()
     with shown(progress, wanted, chosen) as tell:
-        handle = LocalClusterHandle(wanted, chosen)
+        handle = LocalClusterHandle(wanted, chosen, listen)
         try:
             handle._connect(tell, terms)
         except BaseException:
@@ -96,51 +95,53 @@ def _existing_folder(path: Any) -> str:
     return os.path.realpath(path)
 
 
+@dataclasses.dataclass(frozen=True)
+class Listening:
+    """Where a cluster lets other machines join: `address`, `HOST:PORT`. `authority`: the folder of the cluster's
+    authority, which is made if it is not there; empty: one that ends with the cluster. `insecure_plaintext`: nothing is
+    encrypted between machines.
+    """
+
+    address: str
+    authority: str = ""
+    insecure_plaintext: bool = False
+
+
 class LocalClusterHandle:
     """A cluster that this process started and owns. `control` is this process's connection to it."""
 
     address: str
     control: RemoteControl
 
-    def __init__(self, wanted: ClusterOptions, platform: str) -> None:
+    def __init__(self, wanted: ClusterOptions, platform: str, listen: Listening | None = None) -> None:
         self.options = wanted
+        self.port = ""  # where other machines join: `pathways://HOST:PORT`; empty: nowhere
         self.platform = platform
         self.directory = run_directory.new_directory()
         self._pid = os.getpid()
-        self._controller_pid = 0
-        self._report = b""
-        self._report_fd, write_fd = os.pipe()
-        os.set_blocking(self._report_fd, False)
-        owner_fd = os.pidfd_open(self._pid)
-        try:
-            config = ControllerConfig(wanted, platform, self.directory, self._pid, owner_fd, write_fd)
-            command = [sys.executable, "-P", "-m", "pathways.controller.main", dump(config)]
-            argument = {
-                "directory": self.directory,
-                "command": command,
-                "owner_fd": owner_fd,
-                "report_fd": write_fd,
-                "grace_s": OWNER_GRACE_S,
-            }
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(argument)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment.child_environment(os.environ),
-                cwd="/",
-                pass_fds=(owner_fd, write_fd),
-                start_new_session=True,
+        self._is_closed = False
+
+        def command(owner_fd: int, report_fd: int) -> list[str]:
+            config = ControllerConfig(
+                wanted,
+                platform,
+                self.directory,
+                self._pid,
+                owner_fd,
+                report_fd,
+                listen=listen.address if listen else "",
+                authority=listen.authority if listen else "",
+                insecure_plaintext=listen.insecure_plaintext if listen else False,
             )
-        finally:
-            os.close(owner_fd)
-            os.close(write_fd)
+            return [sys.executable, "-P", "-m", "pathways.controller.main", dump(config)]
+
+        self._supervised = Supervised(self.directory, command)
         atexit.register(self.close)
 
     @property
     def supervisor_pid(self) -> int:
         """The process id of the supervisor, which ends last of all processes of this cluster."""
-        return self._supervisor.pid
+        return self._supervised.supervisor_pid
 
     def is_alive(self) -> bool:
         """Whether the cluster still works and this process owns it."""
@@ -150,12 +151,13 @@ class LocalClusterHandle:
     def pids(self) -> dict[str, int]:
         """Every process of the cluster, by name."""
         hosts = {f"host {number}": pid for number, pid in enumerate(self.control.host_pids)}
-        return {"supervisor": self._supervisor.pid, "controller": self.control.controller_pid, **hosts}
+        return {"supervisor": self.supervisor_pid, "controller": self.control.controller_pid, **hosts}
 
     def close(self) -> None:
         """Ends the cluster. When this returns, no process and no file of it is left. A second call does nothing."""
-        if os.getpid() != self._pid or self._report_fd < 0:
+        if os.getpid() != self._pid or self._is_closed:
             return
+        self._is_closed = True
         atexit.unregister(self.close)
         control = getattr(self, "control", None)
         controller_fd, asked = -1, False
@@ -167,19 +169,12 @@ class LocalClusterHandle:
                 asked = True
             control.close()
         if not asked:
-            self._supervisor.terminate()  # it terminates a controller that is still starting, or did not answer
-        for last_resort in (self._supervisor.terminate, self._supervisor.kill):
-            try:
-                self._supervisor.wait(CLOSE_GRACE_S)
-                break
-            except subprocess.TimeoutExpired:
-                last_resort()
-        self._supervisor.wait()
+            self._supervised.terminate()  # it terminates a controller that is still starting, or did not answer
+        self._supervised.close()
         if controller_fd >= 0:  # if the supervisor was killed, the controller ends after it
             wait_readable(controller_fd, CLOSE_GRACE_S)
             os.close(controller_fd)
-        os.close(self._report_fd)
-        self._report_fd = -1
+        self._supervised.forget()
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -197,51 +192,22 @@ class LocalClusterHandle:
             )
         except errors.ControllerLostError as error:
             raise errors.ConnectError(
-                f"the cluster did not start: the controller is gone. {self._last_words()}"
+                f"the cluster did not start: the controller is gone. {self._supervised.last_words()}"
             ) from error
-        self.control.last_words = self._last_words
+        self.control.last_words = self._supervised.last_words
 
     def _wait_listening(self, deadline: Deadline) -> str:
         while not deadline.passed:
-            for report in self._reports(deadline.left(0.5)):
+            for report in self._supervised.reports(deadline.left(0.5)):
                 if report["event"] == "listening":
+                    self.port = str(report["port"])
                     return str(report["address"])
-                if report["event"] == "spawned":
-                    self._controller_pid = int(report["pid"])
                 if report["event"] == "error":
                     raise errors.ConnectError(f"the cluster did not start: {report['message']}")
                 if report["event"] == "ended":
                     raise errors.ConnectError(
-                        f"the cluster did not start: the controller is gone. {self._ended(report)}"
+                        f"the cluster did not start: the controller is gone. {self._supervised.described(report)}"
                     )
-            if self._supervisor.poll() is not None:
+            if self._supervised.is_over:
                 raise errors.ConnectError("the cluster did not start: its supervisor process ended too early")
         raise errors.ConnectError(f"the controller did not listen within {self.options.start_timeout_s:g} s")
-
-    def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
-        """The reports of the supervisor and the controller since the last call."""
-        if not wait_readable(self._report_fd, timeout_s):
-            return []
-        try:
-            self._report += os.read(self._report_fd, 1 << 16)
-        except BlockingIOError:
-            return []
-        *lines, self._report = self._report.split(b"\n")
-        if not lines:
-            time.sleep(0.01)  # every writer is gone; the caller will see that the supervisor ended
-        return [json.loads(line) for line in lines]
-
-    def _last_words(self) -> str:
-        """How the controller ended, by the supervisor's report."""
-        deadline = Deadline(2.0)
-        while self._report_fd >= 0 and not deadline.passed:
-            for report in self._reports(deadline.left(0.5)):
-                if report["event"] == "ended":
-                    return self._ended(report)
-            if self._supervisor.poll() is not None and not is_readable(self._report_fd):
-                break
-        return ""
-
-    def _ended(self, report: dict[str, Any]) -> str:
-        end = describe_exit(int(report["returncode"]))
-        return f"Process {self._controller_pid} {end}. {quoted(str(report.get('log', '')).splitlines())}"

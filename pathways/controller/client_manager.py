@@ -113,6 +113,8 @@ class ClientManager:
         client = ClientRecord(self.youngest_client, connection, owner, terms, root, futures)
         connection.client = client
         self.clients[client.number] = client
+        if self.cluster.agents is not None:
+            self.cluster.agents.hub.add_client(client.number, connection.segment)
         try:
             # A host that is still starting gets every client when it is ready: see `serve`.
             served = [host for host in self.cluster.hosts if host.is_served]
@@ -138,7 +140,12 @@ class ClientManager:
 
     async def _attach(self, host: HostRecord, client: ClientRecord) -> None:
         number = client.number
-        attach = pb.AttachClient(client=number, checkpoint_root=client.checkpoint_root, futures=client.futures)
+        attach = pb.AttachClient(
+            client=number,
+            checkpoint_root=client.checkpoint_root,
+            futures=client.futures,
+            is_far=self.cluster.agents is not None,
+        )
         request = pb.HostRequest(attach_client=attach)
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
@@ -157,6 +164,8 @@ class ClientManager:
         client = self.clients.pop(number, None)
         if client is None:
             return
+        if self.cluster.agents is not None:
+            self.cluster.agents.hub.remove_client(number)
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
         self.programs.client_gone(number)
@@ -225,21 +234,35 @@ class ClientManager:
             self.programs.host_lost(host.number)
 
     async def replace_peers(
-        self, host: HostRecord, segments: Mapping[int, Any], streams: Mapping[int, str], loss: int
+        self,
+        host: HostRecord,
+        segments: Mapping[int, Any],
+        streams: Mapping[int, str],
+        loss: int,
+        far_incarnation: int | None,
     ) -> None:
-        """Gives a host the segments of lost hosts' successors. For a successor on another machine it also gives the
-        address where the successor receives network transfers. Returns when the host uses no memory of the
-        predecessors any more, or is lost too.
+        """Gives a host the successors of lost hosts. Returns when the host uses nothing of the predecessors any more,
+        or is lost too.
+
+        Args:
+            host: the host that gets them.
+            segments: the segments of the successors. A successor that is reached over a link is given without.
+            streams: where a successor on another machine receives network transfers.
+            loss: see `ReplacePeer`.
+            far_incarnation: of successors that are reached over a link; None: they are not.
 
         Raises:
             HostLostError: the host does not answer, or refuses.
         """
         limit = self.cluster.config.options.start_timeout_s  # the host itself may still be starting
         for peer, segment in segments.items():
-            replace = pb.ReplacePeer(host=peer, loss=loss, stream=streams.get(peer, ""))
+            replace = pb.ReplacePeer(
+                host=peer, loss=loss, stream=streams.get(peer, ""), far_incarnation=far_incarnation
+            )
             request = pb.HostRequest(replace_peer=replace)
             message: fd_passing.Message = {"kind": "peer", "peer": peer}
-            if error := await self._requests.hand_over(host, "peer_replaced", peer, request, message, segment, limit):
+            handed = segment if far_incarnation is None else None
+            if error := await self._requests.hand_over(host, "peer_replaced", peer, request, message, handed, limit):
                 raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")
 
     async def serve(self, hosts: Sequence[HostRecord]) -> None:

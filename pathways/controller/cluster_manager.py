@@ -30,16 +30,16 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
+from pathways.controller.agents import Agents
+from pathways.controller.host_starter import HostStarter, HostStarterHere, NoProcess
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import BoundProgram, concerned
 from pathways.plan.memory_profile import UNLIMITED
 from pathways.plan.topology import Topology
-from pathways.process import environment
 from pathways.process.children import is_readable
 from pathways.process.config import ControllerConfig, HostConfig
-from pathways.process.host_processes import HostProcesses
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import wire
 from pathways.protocol.serialization import load_program
@@ -52,6 +52,14 @@ FOLLOW_S = 0.02
 END_SEEN_S = 0.25
 
 _T = TypeVar("_T")
+
+
+def _machines(config: ControllerConfig) -> tuple[int, ...]:
+    """The machine of each host. Of a cluster that listens, each island is on a machine of its own."""
+    each = config.options.hosts_per_island
+    if config.listen:
+        return tuple(1 + host // each for host in range(config.options.hosts))
+    return config.options.machine_of_hosts
 
 
 def first_lost(ended: HostRecord, hosts: Sequence[HostRecord]) -> HostRecord:
@@ -79,7 +87,7 @@ class ClusterManager:
             platform=config.platform,
             jax_version=importlib.metadata.version("jax"),
             jaxlib_version=importlib.metadata.version("jaxlib"),
-            machines=config.options.machine_of_hosts,
+            machines=_machines(config),
         )
         self.resources = ResourceManager(self.topology)
         self.hosts: list[HostRecord] = []
@@ -88,6 +96,7 @@ class ClusterManager:
         self.failure: errors.PathwaysError | None = None
         self.on_end: list[Callable[[errors.PathwaysError], None]] = []
         self.on_host_ended: Callable[[HostRecord], None] = lambda host: None  # called only once the cluster is ready
+        self.on_places_open: Callable[[], None] = lambda: None  # called when all hosts have records, and none is there
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
@@ -98,12 +107,9 @@ class ClusterManager:
         self.status_segment: Any = None  # clients map it, and can only read
         self.controller: Any = None  # the native controller
         self.numbers: NativeNumbers
-        self.processes = HostProcesses(
-            "pathways.host.main:main",
-            config.options.host_modules,
-            environment.host_environment(config.options, config.platform, 0, os.environ),
-            os.path.join(config.directory, "logs", "fork-server.log"),
-        )
+        self.processes = HostStarterHere(config.options, config.platform, config.directory)
+        #: The agents of other machines, which run all hosts of a cluster that listens; None: all hosts are here.
+        self.agents: Agents | None = None
         self._segments: list[Any] = []  # of the first hosts
         self._supervisor_fd = -1
 
@@ -115,7 +121,12 @@ class ClusterManager:
     @property
     def far_address(self) -> str:
         """The address at which hosts on other machines connect. A host that stops answering there counts as lost."""
-        return f"unix:{self.config.directory}/far.sock"
+        return f"unix:{self.far_path}"
+
+    @property
+    def far_path(self) -> str:
+        """The socket of `far_address`."""
+        return f"{self.config.directory}/far.sock"
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -127,15 +138,19 @@ class ClusterManager:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
-        self.processes.start()
         self.segment = self.native.controller_segment()
+        if self.config.listen:
+            self.agents = Agents(self.native, self.topology, sizes, self.far_path, self.segment)
+        else:
+            self.processes.start()
         self.status_segment = self.native.status_segment()
         if sizes.distance_us:
             self.native.set_distance(self.segment, sizes.distance_us)
         count = self.topology.hosts
         segments = self._segments = [self.new_segment(host) for host in range(count)]
-        for island in range(len(self.topology.islands)):
-            self.start_coordinator(island, 0)
+        if self.agents is None:
+            for island in range(len(self.topology.islands)):
+                self.start_coordinator(island, 0)
         self.controller = self.native.Controller(
             self.segment,
             segments,
@@ -148,7 +163,8 @@ class ClusterManager:
             status=self.status_segment,
             devices=self.topology.devices,
         )
-        self.numbers = NativeNumbers(self.controller, self.resources)
+        on_group = None if self.agents is None else self.agents.hub.add_group
+        self.numbers = NativeNumbers(self.controller, self.resources, on_group)
         self.numbers.group(range(count))  # the native controller takes group 0 for all hosts
         self.controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
@@ -156,12 +172,28 @@ class ClusterManager:
     async def start_hosts(self) -> None:
         """Starts all hosts, unless the cluster ends first."""
         try:
+            if self.agents is not None:
+                self._open_places()
+                return
             await self.unless_ended(asyncio.ensure_future(self.processes.ready()))
             for host in range(self.topology.hosts):
                 self.hosts.append(self.start_host(host, self._segments))
             self._are_hosts_started.set()
         except (errors.PathwaysError, OSError) as error:  # if the cluster has ended, that was the reason
             self.fail(errors.ConnectError(f"the cluster did not start: {error}"))
+
+    def _open_places(self) -> None:
+        """Makes the cluster ready without a host: agents bring them. Until then each host counts as lost."""
+        for number, segment in enumerate(self._segments):
+            members = self.topology.islands[self.topology.island_of(number)]
+            config = HostConfig.of_missing(number, members, self.topology.devices_per_host)
+            host = HostRecord(config, segment, NoProcess(), "")
+            host.is_lost = True
+            self.hosts.append(host)
+        self._are_hosts_started.set()
+        self.on_places_open()
+        self.ready = True
+        self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
 
     async def hosts_started(self) -> None:
         """Waits until each host has a process and a record. Clients may come before."""
@@ -182,7 +214,7 @@ class ClusterManager:
         """Starts a new coordination service for an incarnation of an island's group, and stops the old one, so that no
         state of the old group remains.
         """
-        if self.config.options.hosts_per_island == 1:
+        if self.config.options.hosts_per_island == 1 or self.agents is not None:
             return
         from pathways._jaxlib.coordination import start_service, stop_service
 
@@ -196,7 +228,11 @@ class ClusterManager:
         return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
 
     def stream_of(self, host: int, incarnation: int) -> str:
-        """The address where an incarnation of a host receives network transfers from other machines."""
+        """The address where an incarnation of a host receives network transfers from other machines; empty: it is not
+        there.
+        """
+        if self.agents is not None:
+            return self.agents.stream_of(host)
         return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
 
     def _streams_for(self, host: int, segments: Sequence[Any], incarnation: int) -> Iterator[str | None]:
@@ -223,7 +259,7 @@ class ClusterManager:
         predecessor_failure: str = "",
         predecessor_client: int = 0,
     ) -> HostRecord:
-        """Starts a host process. The fork server must be ready.
+        """Starts a host process. What starts hosts must be ready: see `starter`.
 
         Args:
             number: the host's number.
@@ -234,6 +270,7 @@ class ClusterManager:
         """
         island = self.topology.island_of(number)
         members = self.topology.islands[island]
+        options = self.config.options
         config = HostConfig(
             host=number,
             rank=members.index(number),
@@ -245,33 +282,44 @@ class ClusterManager:
             parent=os.getpid(),
             controller_fd=self.segment.fd,
             segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
-            start_timeout_s=self.config.options.start_timeout_s,
-            native=self.config.options.native,
-            driver=self.config.options.driver,
-            device_memory=self.config.options.device_memory,
-            transfer_bytes=self.config.options.transfer_bytes,
+            start_timeout_s=options.start_timeout_s,
+            native=options.native,
+            driver=options.driver,
+            device_memory=options.device_memory,
+            transfer_bytes=options.transfer_bytes,
             incarnation=incarnation,
             predecessor_failure=predecessor_failure,
             predecessor_client=predecessor_client,
             machine=self.topology.machine_of(number),
-            stream=self.stream_of(number, incarnation) if self.config.options.machines > 1 else "",
+            stream=self.stream_of(number, incarnation) if max(self.topology.machines) else "",
             streams=tuple(self._streams_for(number, segments, incarnation)),
             islands=self.topology.island_of_hosts,
+            far=tuple(self._far_for(number)) if self.agents is not None else (),
         )
-        suffix = f".{incarnation}" if incarnation else ""
-        log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
-        env = environment.host_environment(self.config.options, self.config.platform, number, os.environ)
         token = secrets.token_hex(16)
-        process = self.processes.start_host(config, env, log_path, token)
+        starter = self.starter(island)
+        assert starter is not None
+        process = starter.launch(config, token, segments[number])
         host = HostRecord(config, segments[number], process, token)
-        self._loop.add_reader(process.pidfd, self._host_ended, host)
+        process.watch(self._loop, lambda: self._host_ended(host))
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
         return host
+
+    def starter(self, island: int) -> HostStarter | None:
+        """What starts the hosts of an island; None while the island's place is free."""
+        return self.processes if self.agents is None else self.agents.of(island)
+
+    def _far_for(self, host: int) -> Iterator[int | None]:
+        """See `HostConfig.far`."""
+        for peer in self.hosts:
+            if self.topology.machine_of(peer.number) == self.topology.machine_of(host):
+                yield None
+            else:
+                yield -1 if peer.is_lost else peer.incarnation
 
     def end_host(self, host: HostRecord) -> None:
         """Kills a host if it still runs, waits for its end, and closes what the controller holds of it."""
         host.is_lost, host.is_served = True, False
-        self._loop.remove_reader(host.process.pidfd)
         host.process.end()
         host.requests.put_nowait(None)
 
@@ -359,7 +407,6 @@ class ClusterManager:
         self.end("its supervisor process is gone")
 
     def _host_ended(self, host: HostRecord) -> None:
-        self._loop.remove_reader(host.process.pidfd)
         if self.done.done():
             return
         if self.ready:
@@ -387,7 +434,8 @@ class ClusterManager:
             for host in self.hosts:
                 host.requests.put_nowait(pb.HostRequest(stop=Empty()))
             deadline = time.monotonic() + STOP_GRACE_S
-            while time.monotonic() < deadline and any(host.process.poll() is None for host in self.hosts):
+            there = [host for host in self.hosts if not host.is_lost]
+            while time.monotonic() < deadline and any(host.process.poll() is None for host in there):
                 await asyncio.sleep(0.01)
         left = [host for host in self.hosts if not host.is_lost]
         for host in left:

@@ -51,14 +51,15 @@ class HostRequests:
         segment: Any,
         timeout_s: float,
     ) -> str:
-        """Gives a host a segment. Returns the host's error text; empty for success, and for a host that is lost.
+        """Gives a host a segment, unless it is None, and asks it to use it. Returns the host's error text; empty for
+        success, and for a host that is lost.
 
         Raises:
             HostLostError: the host has not answered in `timeout_s` seconds.
         """
         try:
-            if not host.is_lost:
-                host.process.hand_over(message, segment.fd)
+            if not host.is_lost and segment is not None:
+                host.process.hand_over(message, segment)
         except fd_passing.Closed:  # the process has ended; the controller is about to notice
             return ""
         try:

@@ -18,14 +18,17 @@ import sys
 import grpc.aio
 
 from pathways import errors
+from pathways.controller.agents import open_port
 from pathways.controller.auto_suspend import AutoSuspension
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.recovery import Islands
-from pathways.controller.service import ControllerService, HostsService
+from pathways.controller.service import AgentsService, ControllerService, HostsService
 from pathways.process.config import ControllerConfig, load_controller
+from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
+from pathways.trust.port import Port
 
 # At the end, calls that are under way have this long, in seconds, to receive their error.
 LAST_WORDS_S = 0.5
@@ -37,6 +40,7 @@ async def run(config: ControllerConfig) -> int:
     server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
     far = grpc.aio.server(options=wire.FAR_OPTIONS)  # for hosts on other machines
     background: list[asyncio.Task[None]] = []
+    port: Port | None = None
     try:
         cluster.start()
         client_manager = ClientManager(cluster)
@@ -45,24 +49,31 @@ async def run(config: ControllerConfig) -> int:
             room = AutoSuspension(cluster.controller, client_manager.suspension, client_manager.clients)
             background.append(asyncio.create_task(room.run()))
         rpc.add_ControllerServicer_to_server(ControllerService(client_manager), server)
+        if cluster.agents is not None:
+            agent_rpc.add_AgentsServicer_to_server(AgentsService(cluster.agents), far)
         for each in (server, far):
             rpc.add_HostsServicer_to_server(HostsService(client_manager), each)
         old = os.umask(0o177)
         try:
             server.add_insecure_port(cluster.address)
             await server.start()
-            if config.options.machines > 1:
+            if config.options.machines > 1 or cluster.agents is not None:
                 far.add_insecure_port(cluster.far_address)
                 await far.start()
         finally:
             os.umask(old)
-        os.write(config.report_fd, json.dumps({"event": "listening", "address": cluster.address}).encode() + b"\n")
+        if cluster.agents is not None:
+            port, _ = open_port(config, cluster.agents)
+        listening = {"event": "listening", "address": cluster.address, "port": str(port.address) if port else ""}
+        os.write(config.report_fd, json.dumps(listening).encode() + b"\n")
         os.close(config.report_fd)
         await cluster.start_hosts()
         await cluster.done
     finally:
         for task in background:
             task.cancel()
+        if port is not None:
+            port.close()
         await cluster.tear_down()
         await asyncio.gather(server.stop(LAST_WORDS_S), far.stop(LAST_WORDS_S))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1

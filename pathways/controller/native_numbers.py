@@ -7,7 +7,7 @@ embedded cluster under its lock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
@@ -21,8 +21,12 @@ from pathways.plan.topology import SliceBinding
 class NativeNumbers:
     """Sets that a native controller has been given."""
 
-    def __init__(self, native: Any, resources: ResourceManager) -> None:
+    def __init__(
+        self, native: Any, resources: ResourceManager, on_group: Callable[[int, list[int]], None] | None = None
+    ) -> None:
+        """`on_group` is told of each new group, too."""
         self._native = native
+        self._on_group = on_group
         self._resources = resources
         self._groups: set[int] = set()
         self._space_sets: dict[tuple[int, ...], int] = {}
@@ -33,6 +37,8 @@ class NativeNumbers:
         number = self._resources.group(key)
         if number not in self._groups:
             self._native.add_group(number, list(key))
+            if self._on_group is not None:
+                self._on_group(number, list(key))
             self._groups.add(number)
         return number
 

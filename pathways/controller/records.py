@@ -11,12 +11,12 @@ import dataclasses
 import socket
 from typing import Any
 
+from pathways.controller.host_starter import StartedHost
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import HostConfig
-from pathways.process.host_processes import HostProcess
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 
@@ -27,7 +27,7 @@ class HostRecord:
 
     config: HostConfig
     segment: Any
-    process: HostProcess
+    process: StartedHost
     token: str  # the secret by which its session identifies itself
     requests: asyncio.Queue[pb.HostRequest | None] = dataclasses.field(default_factory=asyncio.Queue)
     stage: int = Stage.HOST_STARTED

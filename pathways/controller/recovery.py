@@ -60,12 +60,30 @@ class Islands:
         # segments.
         self._exchanging = asyncio.Lock()
         cluster.on_host_ended = self._host_ended
+        cluster.on_places_open = self._open_places
+        if cluster.agents is not None:
+            cluster.agents.on_joined = self._joined
         cluster.on_end.append(self._stop)
 
     def _stop(self, failure: errors.PathwaysError) -> None:
         for island in self.islands:
             if island.task is not None:
                 island.task.cancel()
+
+    # -- islands that agents bring -----------------------------------------------------------------------------------
+
+    def _open_places(self) -> None:
+        """Makes each island one that is lost, and that no agent has brought yet."""
+        for island in self.islands:
+            self._leave_order(island, f"island {island.number} has not joined yet")
+            self.cluster.resources.set_missing(island.number, "no machine has joined as yet")
+
+    def _joined(self, number: int) -> None:
+        """An agent has brought the hosts of an island."""
+        island = self.islands[number]
+        if not self.cluster.done.done():
+            island.failed_starts = 0
+            island.task = asyncio.get_running_loop().create_task(self._start(island))
 
     # -- up, starting -> lost ----------------------------------------------------------------------------------------
 
@@ -88,16 +106,13 @@ class Islands:
             self.cluster.end_host(member)  # first: from here on no process writes in their name
         self.client_manager.hosts_lost(members)
         if island.is_up:
-            island.is_up = False
-            island.failed_starts = 0
-            island.predecessor_failure = f"{errors.HostLostError.__name__}: {exit_report}"
-            island.predecessor_client = self.client_manager.youngest_client
-            island.loss = self._losses = self.cluster.controller.lose_hosts(
-                list(island.hosts), island.predecessor_failure
-            )
+            self._leave_order(island, exit_report)
         else:
             island.failed_starts += 1
             if island.failed_starts == MOST_FAILED_STARTS:
+                if self.cluster.agents is not None:
+                    self.cluster.agents.lose_island(island.number, f"its hosts do not start. {exit_report}")
+                    return
                 self.cluster.fail(
                     errors.HostLostError(
                         f"{exit_report}\nIsland {island.number} could not be started again, {MOST_FAILED_STARTS} times "
@@ -105,7 +120,18 @@ class Islands:
                     )
                 )
                 return
-        island.task = asyncio.get_running_loop().create_task(self._start(island))
+        if self.cluster.starter(island.number) is None:  # it waits for an agent: see `_joined`
+            self.cluster.resources.set_missing(island.number, "is lost, with its machine")
+        else:
+            island.task = asyncio.get_running_loop().create_task(self._start(island))
+
+    def _leave_order(self, island: Island, why: str) -> None:
+        """Takes an island out of the order, and fails what depended on it."""
+        island.is_up = False
+        island.failed_starts = 0
+        island.predecessor_failure = f"{errors.HostLostError.__name__}: {why}"
+        island.predecessor_client = self.client_manager.youngest_client
+        island.loss = self._losses = self.cluster.controller.lose_hosts(list(island.hosts), island.predecessor_failure)
 
     # -- lost -> starting -> up --------------------------------------------------------------------------------------
 
@@ -127,6 +153,7 @@ class Islands:
                 host.opened_at = self._losses
             island.is_up = True
             island.task = None
+            self.cluster.resources.set_missing(island.number, None)
             print(f"island {island.number} is back, start {island.incarnation}", file=sys.stderr, flush=True)
         except Exception as error:
             if self.cluster.done.done():
@@ -142,7 +169,10 @@ class Islands:
         everyone = [segments.get(host.number, None if host.is_lost else host.segment) for host in cluster.hosts]
         island.incarnation += 1
         cluster.start_coordinator(island.number, island.incarnation)
-        await cluster.processes.ready(cluster.config.options.start_timeout_s)
+        starter = cluster.starter(island.number)
+        if starter is None:
+            raise errors.HostLostError("its machine is lost")
+        await starter.ready(cluster.config.options.start_timeout_s)
         started: list[HostRecord] = []
         for number in island.hosts:
             cluster.hosts[number] = cluster.start_host(
@@ -163,4 +193,6 @@ class Islands:
             for number in segments
             if self.cluster.topology.machine_of(number) != other.config.machine
         }
-        await self.client_manager.replace_peers(other, segments, streams, island.loss if has_been_told else 0)
+        incarnation = None if self.cluster.agents is None else island.incarnation + 1
+        loss = island.loss if has_been_told else 0
+        await self.client_manager.replace_peers(other, segments, streams, loss, incarnation)

@@ -27,6 +27,8 @@ import numpy as np
 from pathways.errors import SliceError
 from pathways.plan.topology import SliceBinding, Topology
 
+_WAIT = "`cluster.wait_for(devices=N)` waits until N devices are there"
+
 _Load = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
@@ -44,6 +46,13 @@ class ResourceManager:
         # Group 0 is all hosts.
         self._groups: dict[tuple[int, ...], int] = {tuple(range(topology.hosts)): 0}
         self._next_slice = 0
+        self._missing: dict[int, str] = {}  # islands that take no new slices, and why
+
+    def set_missing(self, island: int, why: str | None) -> None:
+        """An island takes no new slices, for this reason; None: it takes them."""
+        self._missing.pop(island, None)
+        if why is not None:
+            self._missing[island] = why
 
     @property
     def topology(self) -> Topology:
@@ -172,6 +181,8 @@ class ResourceManager:
                 raise SliceError(
                     f"{asked} on island {island}, which has {self._load[island].size} devices ({self._inventory()})"
                 )
+            if island in self._missing:
+                raise SliceError(f"{asked} on island {island}, which {self._missing[island]}; {_WAIT}")
             return island
         fitting = [index for index, grid in enumerate(self._load) if grid.size >= count]
         if not fitting:
@@ -179,7 +190,10 @@ class ResourceManager:
                 f"{asked}, but a slice lies on one island and the biggest has "
                 f"{max(grid.size for grid in self._load)} devices ({self._inventory()})"
             )
-        return min(fitting, key=lambda index: (self._load[index].sum() / self._load[index].size, index))
+        there = [index for index in fitting if index not in self._missing]
+        if not there:
+            raise SliceError(f"{asked}, but island {fitting[0]} {self._missing[fitting[0]]}; {_WAIT}")
+        return min(there, key=lambda index: (self._load[index].sum() / self._load[index].size, index))
 
     def _choose_place(self, island: int, sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
         load = self._load[island]

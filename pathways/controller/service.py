@@ -20,10 +20,13 @@ from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.controller import client_limits
+from pathways.controller.agents import Agents
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.records import ClientRecord
 from pathways.process.children import resident_bytes
+from pathways.protocol import agent_pb2 as agent_pb
+from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -231,6 +234,9 @@ class ControllerService(rpc.ControllerServicer):
             device_load=self._cluster.resources.device_load(),
             native_json=json.dumps(self._cluster.controller.stats(), default=str),
         )
+        if (agents := self._cluster.agents) is not None:
+            reply.port = agents.port
+            reply.machines.extend(agents.stats())
         for host, driver in zip(self._cluster.hosts, await self._client_manager.host_stats(), strict=True):
             reply.hosts.add(
                 host=host.number,
@@ -239,7 +245,7 @@ class ControllerService(rpc.ControllerServicer):
                 resident_bytes=resident_bytes(host.process.pid),
                 devices=pb.DeviceRange(first=host.config.first_device, count=host.config.devices_per_host),
                 driver_json=driver,
-                restarts=host.incarnation,
+                restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart
                 state=host.state,
             )
         return reply
@@ -300,4 +306,26 @@ class HostsService(rpc.HostsServicer):
 
         take = functools.partial(self._client_manager.report, host)
         async for request in _exchange(reports, take, over, host.requests):
+            yield request
+
+
+class AgentsService(agent_rpc.AgentsServicer):
+    """The sessions of other machines' agents."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    async def Session(  # noqa: D102
+        self, reports: AsyncIterator[agent_pb.AgentReport], context: Any
+    ) -> AsyncIterator[agent_pb.AgentRequest]:
+        try:
+            agent = self._agents.by_token(wire.token_of(context))
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+
+        def over() -> None:
+            agent.requests.put_nowait(None)
+            self._agents.lose(agent, "its session is over")
+
+        async for request in _exchange(reports, agent.report, over, agent.requests):
             yield request

@@ -53,13 +53,14 @@ class JaxBackend:
         directory: str | None = None,
         swap_every_for_testing: int = 0,
         islands: tuple[int, ...] = (),
+        far: tuple[int | None, ...] = (),
     ) -> None:
         """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
 
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
         `swap_every_for_testing`: see `pathways.testing.faults`. `islands`: the island of each host; empty: all are in
-        one.
+        one. `far`: see `HostConfig`.
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
@@ -77,6 +78,7 @@ class JaxBackend:
             # devices one after the other. So a gang holds up later launches (GANG-2).
             gangs_block=here.is_cpu,
             swap_every_for_testing=swap_every_for_testing,
+            far=far,
         )
         self.sidecars = Sidecars(host)
         self.callbacks = Questions(host, self.sidecars)
@@ -110,12 +112,14 @@ class JaxBackend:
 
     # ---- from any thread
 
-    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None) -> None:
+    def attach_client(
+        self, client: int, segment: Any, futures: int, checkpoint_root: str | None, is_far: bool = False
+    ) -> None:
         """Starts completing a client's futures; there are `futures` of them. `checkpoint_root`: see
-        `pathways.host.checkpoint_root`.
+        `pathways.host.checkpoint_root`. `is_far`: the client is on another machine, and `segment` is a twin.
         """
         self._tasks.attach_client(client, checkpoint_root)
-        self.core.attach_client(client, segment, futures)
+        self.core.attach_client(client, segment, futures, is_far)
 
     def succeed(self, predecessor_failure: str, youngest_client: int) -> None:
         """Tells this host that it replaces a lost one (ERR-2). Call it before `run`.
@@ -125,16 +129,20 @@ class JaxBackend:
         """
         self.core.set_predecessor_failure(predecessor_failure, youngest_client)
 
-    def open_streams(self, address: str, far: Mapping[int, str]) -> None:
+    def open_streams(self, address: str, far: Mapping[int, str], credentials: str = "") -> None:
         """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before `run`."""
-        self.transfers.open_streams(address, far)
+        self.transfers.open_streams(address, far, credentials)
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
-        """Replaces lost host `host` by its successor, which has `segment` and takes network transfers at `stream`.
+        """Replaces lost host `host` by its successor, which takes network transfers at `stream`. `segment`: the
+        successor's, or its incarnation (int) when it is reached over a link.
 
         Returns when this host uses nothing of the predecessor's any more.
         """
-        self.core.replace_peer(host, segment, loss)
+        if isinstance(segment, int):
+            self.core.replace_far_peer(host, segment, loss)
+        else:
+            self.core.replace_peer(host, segment, loss)
         self.transfers.replace_peer(host, stream)
 
     def register_program(

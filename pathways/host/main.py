@@ -47,14 +47,16 @@ class Driver(Protocol):
     #: Called with (request, error or None, bytes) after each offload of a client's buffers.
     on_offloaded: Callable[[int, str | None, int], None]
 
-    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None) -> None:
+    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None, is_far: bool) -> None:
         """Starts to take a client's work, until the notice of the client's end. Control thread.
 
-        `futures`: how many the client has. `checkpoint_root`: see `pathways.host.checkpoint_root`.
+        `futures`: how many the client has. `checkpoint_root`: see `pathways.host.checkpoint_root`. `is_far`: the client
+        is on another machine, and `segment` is a twin of its memory.
         """
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
-        """Replaces a lost host by its successor, which has `segment` and takes network transfers at `stream`.
+        """Replaces a lost host by its successor, which takes network transfers at `stream`. `segment`: the successor's,
+        or its incarnation (int) when it is reached over a link.
 
         Returns when the change is in force. Control thread.
         """
@@ -142,10 +144,11 @@ def start_jax_driver(
         directory=os.path.dirname(config.address.removeprefix("unix:")),
         swap_every_for_testing=faults.swap_every(config.host),
         islands=config.islands,
+        far=config.far,
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
     if far:
-        driver.open_streams(config.stream, far)
+        driver.open_streams(config.stream, far, config.credentials)
     if config.predecessor_failure:
         driver.succeed(config.predecessor_failure, config.predecessor_client)
     faults.install(driver)
@@ -231,7 +234,8 @@ class HostProcess:
     def _do_attach_client(self, request: pb.AttachClient, driver: Driver) -> None:
         def attach() -> None:
             segment = self._segment("client", "client", request.client)
-            driver.attach_client(request.client, segment, request.futures, request.checkpoint_root or None)
+            root = request.checkpoint_root or None
+            driver.attach_client(request.client, segment, request.futures, root, request.is_far)
 
         error = _try(attach)
         self._report(pb.HostReport(client_attached=pb.Answer(number=request.client, error=error)))
@@ -247,11 +251,12 @@ class HostProcess:
         driver.callbacks.answer(request)  # type: ignore[attr-defined]
 
     def _do_replace_peer(self, request: pb.ReplacePeer, driver: Driver) -> None:
-        error = _try(
-            lambda: driver.replace_peer(
-                request.host, self._segment("peer", "host", request.host), request.loss, request.stream
-            )
-        )
+        def replace() -> None:
+            is_far = request.HasField("far_incarnation")
+            there = request.far_incarnation if is_far else self._segment("peer", "host", request.host)
+            driver.replace_peer(request.host, there, request.loss, request.stream)
+
+        error = _try(replace)
         self._report(pb.HostReport(peer_replaced=pb.Answer(number=request.host, error=error)))
 
     def _do_store_program(self, request: pb.StoreProgram, driver: Driver) -> None:

@@ -11,15 +11,17 @@ silent for `wire.SILENCE_S` counts as gone.
 to a host that is then lost stays in the sender's memory for ever. And on CPU it moves large arrays more slowly
 (benchmarks/results/transfer-*).
 
-Streams use Unix sockets in the cluster's directory, which only its user can enter, because the machines of a
-`LocalCluster` are modelled; see `LocalCluster.machines`.
+Where machines are real, streams are mutual TLS 1.3 (LINK-1) from host to host, unless the cluster was started without
+encryption. The machines of a `LocalCluster` are modelled: there, streams use Unix sockets in the cluster's directory,
+which only its user can enter; see `LocalCluster.machines`.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -28,6 +30,8 @@ import grpc
 from pathways import _core
 from pathways.protocol import transfer_pb2 as pb
 from pathways.protocol import wire
+from pathways.trust.credentials import Credentials
+from pathways.trust.identity import Role
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
@@ -36,20 +40,45 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Streams"]
 _METHOD = _SERVICE.methods_by_name["Send"]
 
 
+def _channel(credentials: str, address: str) -> Any:
+    if not credentials:
+        return grpc.insecure_channel(address, options=wire.FAR_OPTIONS)
+    own = Credentials.load(credentials)  # again for each channel: the agent renews them
+    return grpc.secure_channel(address, own.grpc_channel(), options=[*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)])
+
+
+def _server_credentials(path: str) -> Any:
+    """Shows the certificate that is in the file when a caller comes, because the agent renews it."""
+
+    def configuration() -> Any:
+        own = Credentials.load(path)
+        pair = (own.key.encode("ascii"), own.certificate.encode("ascii"))
+        return grpc.ssl_server_certificate_configuration([pair], own.authority.encode("ascii"))
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, True)
+
+
 class Streams:
     """Both ends of one host's streams.
 
     The enqueue thread calls `send`, `expect` and `forget`; any thread may call `replace`.
     """
 
-    def __init__(self, core: Any, address: str, far: Mapping[int, str]) -> None:
-        """Listens at `address`. `far`: where the hosts on other machines listen, "" for one that is lost now.
+    def __init__(self, core: Any, address: str, far: Mapping[int, str], credentials: str = "") -> None:
+        """Listens.
+
+        Args:
+            core: the native host.
+            address: where it listens.
+            far: where the hosts on other machines listen, "" for one that is lost now.
+            credentials: the file of the machine's credentials; empty: streams are not encrypted.
 
         Raises:
             RuntimeError: cannot listen at the address.
         """
         self._core = core
-        self._streams_out = {peer: _HostStream(core, there) for peer, there in far.items()}
+        self._open_channel = functools.partial(_channel, credentials)
+        self._streams_out = {peer: _HostStream(core, there, self._open_channel) for peer, there in far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.set_far(peer)
@@ -65,7 +94,10 @@ class Streams:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, {_METHOD.name: handler}),)
         )
-        self._server.add_insecure_port(address)
+        if credentials:
+            self._server.add_secure_port(address, _server_credentials(credentials))
+        else:
+            self._server.add_insecure_port(address)
         self._server.start()
 
     def send(self, outgoing: Any) -> None:
@@ -87,7 +119,7 @@ class Streams:
         """Ends the stream to a lost host; its successor listens at `address`."""
         if host in self._streams_out:
             self._streams_out[host].stop()
-            self._streams_out[host] = _HostStream(self._core, address)
+            self._streams_out[host] = _HostStream(self._core, address, self._open_channel)
 
     def stop(self) -> None:
         """Ends all streams. Nobody is notified of the ends of their transfers any more."""
@@ -108,9 +140,10 @@ class Streams:
 class _HostStream:
     """The sending end to one host: outgoing transfers that are queued, and those that the host has not answered yet."""
 
-    def __init__(self, core: Any, address: str) -> None:
+    def __init__(self, core: Any, address: str, open_channel: Callable[[str], Any]) -> None:
         self._core = core
         self._address = address
+        self._open_channel = open_channel
         self._lock = threading.Condition()  # guards the fields below
         self._short: list[Any] = []
         self._long: list[Any] = []
@@ -125,7 +158,7 @@ class _HostStream:
                 (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
                 self._open[outgoing.order, outgoing.node] = outgoing
                 if self._stream is None:
-                    self._stream = _Stream(self, self._address)
+                    self._stream = _Stream(self, self._address, self._open_channel)
                 self._lock.notify_all()
                 return
         self._fail(outgoing, "the host is lost")
@@ -181,9 +214,10 @@ class _HostStream:
 class _Stream:
     """One connection. gRPC's thread takes messages from the `_HostStream`; a thread of ours reads the answers."""
 
-    def __init__(self, stream_out: _HostStream, address: str) -> None:
+    def __init__(self, stream_out: _HostStream, address: str, open_channel: Callable[[str], Any]) -> None:
         self._stream_out = stream_out
         self._address = address
+        self._open_channel = open_channel
         self._call: Any = None
         self._cancelled = False
         threading.Thread(target=self._run, name="pw-stream", daemon=True).start()
@@ -198,7 +232,7 @@ class _Stream:
         why = "the host is lost"
         try:
             if self._address:
-                with grpc.insecure_channel(self._address, options=wire.FAR_OPTIONS) as channel:
+                with self._open_channel(self._address) as channel:
                     why = self._converse(channel)
         except Exception as error:  # every transfer that was sent must get an answer, so report any error
             why = f"{type(error).__name__}: {error}"

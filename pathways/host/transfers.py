@@ -34,9 +34,9 @@ class Transfers:
 
     # ---- streams to other machines
 
-    def open_streams(self, address: str, far: Mapping[int, str]) -> None:
+    def open_streams(self, address: str, far: Mapping[int, str], credentials: str) -> None:
         """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before the loop begins."""
-        self._streams = Streams(self._core, address, far)
+        self._streams = Streams(self._core, address, far, credentials)
 
     def replace_peer(self, host: int, stream: str) -> None:
         """Ends the stream to lost host `host`; its successor takes network transfers at `stream`."""

@@ -125,6 +125,9 @@ class ControllerConfig:
     owner_pid: int
     owner_fd: int
     report_fd: int
+    listen: str = ""  # where agents of other machines may join, `HOST:PORT`; empty: nowhere, all hosts are here
+    authority: str = ""  # the folder of the cluster's authority; empty: in the cluster's directory
+    insecure_plaintext: bool = False  # nothing between machines is encrypted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +162,17 @@ class HostConfig:
     stream: str = ""  # address where it receives network transfers; empty: there is only one machine
     streams: tuple[str | None, ...] = ()  # that address of each host; None: on this machine; empty: lost now
     islands: tuple[int, ...] = ()  # the island of each host; empty: all are in one
+    #: The incarnation of each host on another machine, whose records come over the link: -1: it is not there now; None:
+    #: it is on this machine. Empty: all are on this machine.
+    far: tuple[int | None, ...] = ()
+    credentials: str = ""  # the folder of the credentials for network transfers; empty: they are not encrypted
+
+    @classmethod
+    def of_missing(cls, host: int, island_hosts: tuple[int, ...], devices_per_host: int) -> HostConfig:
+        """The configuration of a host that nobody has started yet."""
+        rank = island_hosts.index(host)
+        nothing: tuple[int, ...] = ()
+        return cls(host, rank, island_hosts, devices_per_host, "", "", "", 0, -1, nothing, 0.0, "", "", incarnation=-1)
 
     @property
     def first_device(self) -> int:
@@ -195,5 +209,5 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams", "islands")}
+    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams", "islands", "far")}
     return HostConfig(**{**fields, **lists})

@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pathways import errors
 from pathways.process import fd_passing
@@ -60,7 +61,8 @@ class HostProcess:
 
     def __init__(self, process: ForkedProcess, pidfd: int, connection: socket.socket, log_path: str) -> None:
         self.pid = process.pid
-        self.pidfd = pidfd  # readable when the process has ended
+        self._pidfd = pidfd
+        self._loop: asyncio.AbstractEventLoop | None = None  # that watches it
         self._process = process
         self._connection = connection
         self._log_path = log_path
@@ -78,20 +80,32 @@ class HostProcess:
         """Kills the process, if it still runs."""
         self._process.kill()
 
+    def watch(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
+        """Calls `on_end` once, when the process has ended, unless `end` was called before."""
+
+        def ended() -> None:
+            loop.remove_reader(self._pidfd)
+            on_end()
+
+        self._loop = loop
+        loop.add_reader(self._pidfd, ended)
+
     def end(self) -> None:
         """Kills the process, waits for its end, and closes what this process holds of it."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._pidfd)
         self._process.kill()
         self._process.wait()
-        os.close(self.pidfd)
+        os.close(self._pidfd)
         self._connection.close()
 
-    def hand_over(self, message: fd_passing.Message, fd: int) -> None:
-        """Sends the host a descriptor, with a message that says what it is.
+    def hand_over(self, message: fd_passing.Message, segment: Any) -> None:
+        """Sends the host a segment, with a message that says what it is.
 
         Raises:
             Closed: the host has ended.
         """
-        fd_passing.send(self._connection, message, [fd])
+        fd_passing.send(self._connection, message, [segment.fd])
 
     def log_tail(self) -> str:
         """The last lines of its log."""

@@ -50,6 +50,14 @@ def authority_folders() -> list[str]:
     return [folder for folder in map(authority_folder, directories) if os.path.isdir(folder)]
 
 
+def state_folder() -> str:
+    """Where this user's programs keep what must outlive them; made if it is not there."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    folder = os.path.join(base, "pathways")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    return folder
+
+
 def sweep() -> None:
     """Removes the directories of dead clusters. One exists only when a cluster's supervisor was killed as well."""
     for path in _candidates():

@@ -150,4 +150,9 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
             for client in reply.clients
         ],
         "device_load": tuple(int(slices) for slices in reply.device_load),
+        "port": reply.port,
+        "machines": [
+            {field.name: getattr(machine, field.name) for field in pb.MachineStats.DESCRIPTOR.fields}
+            for machine in reply.machines
+        ],
     }

@@ -19,7 +19,7 @@ namespace {
 TEST(Fuzz, Blocks) {
   Fuzzer fuzz("blocks", kTargets);
   Segment client = ClientBlock::make({64, 4096, 1u << 14}, false);
-  Segment host = HostBlock::make(0, 3, {4096, 4096, 1u << 14}, false);
+  Segment host = HostBlock::make(0, 3, {4096, 4096, 1u << 14, 4096}, false);
   Guarded memory(std::max(client.size(), host.size()));
   uint64_t taken = 0;
   while (fuzz.next()) {
@@ -28,7 +28,7 @@ TEST(Fuzz, Blocks) {
     std::byte* at = memory.data() + memory.size() - from.size();
     std::memcpy(at, from.data(), from.size());
     const auto* offsets = reinterpret_cast<const uint64_t*>(from.data()) + (is_client ? 1 : 2);
-    const size_t part = fuzz.below(3) == 0 ? 0 : offsets[fuzz.below(is_client ? 6 : 5)];
+    const size_t part = fuzz.below(3) == 0 ? 0 : offsets[fuzz.below(is_client ? 6 : 7)];
     if (part < from.size()) {
       fuzz.mutate(std::span(at + part, std::min<size_t>(from.size() - part, 256)));
     }
@@ -61,6 +61,10 @@ TEST(Fuzz, Blocks) {
           auto consumer = view.from(peer).consumer();
           std::vector<std::byte> scratch;
           (void)consumer.try_take(scratch);
+        }
+        for (const BlockPart& far : {view.to_far(), view.from_far()}) {
+          std::vector<std::byte> scratch;
+          if (far.is_there()) (void)far.consumer().try_take(scratch);
         }
         auto consumer = view.from_host();
         auto producer = view.to_host();

@@ -2,7 +2,7 @@
 // goes on; it reads and writes nothing out of bounds. See fuzz.h for how long, and how to repeat a run.
 //
 //   Fuzz.HostRecords        records of a host, to the controller: they are ours, so the cluster may fail
-//   Fuzz.PeerRecords        records of a host, to another
+//   Fuzz.PeerRecords        records of a host, to another, on the same machine or on another one
 //   Fuzz.OrdersToHosts      records of the controller, to a host
 //   Fuzz.RecordsToClients   records of the controller, to a client
 #include <array>
@@ -74,9 +74,10 @@ TEST(Fuzz, PeerRecords) {
   const Quiet quiet;
   const Watchdog watchdog("fuzzed records of a peer", 900s);
   Fuzzer fuzz("peer records", kTargets);
-  /// Host 0, which sends a value to host 1 and receives one; the test is the controller and host 1.
+  /// Host 0, which sends a value to host 1 and receives one; the test is the controller, host 1, and the link between
+  /// them if host 1 is on another machine.
   struct OneOfTwo {
-    OneOfTwo() {
+    explicit OneOfTwo(bool is_far) : is_far(is_far) {
       const uint32_t here = program.add_slice({{0}, 1}), there = program.add_slice({{1}, 1});
       const uint32_t sent = program.add_transfer(program.add_call(here, {}), there);
       program.add_result(program.add_transfer(program.add_call(there, {sent}), here));
@@ -88,28 +89,33 @@ TEST(Fuzz, PeerRecords) {
       host.set_compiled(0, std::nullopt);
       host.attach_client(0, ClientView(client), ClientView(client).futures().capacity());
       orders = HostBlock::attach(segments[0])->ring_from_controller()->claim_producer();
-      ring = HostBlock::attach(segments[0])->ring_from(1);
+      const HostView own(segments[0]);
+      ring = is_far ? own.from_far().ring() : HostBlock::attach(segments[0])->ring_from(1);
       from_peer = ring->claim_producer();
-      to_peer = HostBlock::attach(segments[1])->ring_from(0)->claim_consumer();
+      to_peer = is_far ? own.to_far().consumer() : HostBlock::attach(segments[1])->ring_from(0)->claim_consumer();
     }
     static std::array<Segment, 2> both() {
-      const HostBlock::Sizes sizes{1u << 14, 1u << 12, 0};
+      const HostBlock::Sizes sizes{1u << 17, 1u << 12, 0, 1u << 12};
       return {HostBlock::make(0, 2, sizes, false), HostBlock::make(1, 2, sizes, false)};
     }
+    const bool is_far;
     ModelClock clock{ModelClock::Kind::kVirtual};
     ModelledProgram program;
     ModelledBackend backend{{0, 1, 0, 0}, clock, nullptr};
     uint64_t receive[4] = {};
     Segment controller = ControllerBlock::make(false), client = ClientBlock::make({64, 4096, 1u << 14}, false);
     std::array<Segment, 2> segments = both();
-    Host host{
-        {0, 1, 0, 64}, {HostView(segments[0]), HostView(segments[1])}, ControllerBlock::attach(controller), backend};
+    Host host{{0, 1, 0, 64},
+              {HostView(segments[0]), is_far ? HostView() : HostView(segments[1])},
+              ControllerBlock::attach(controller),
+              backend,
+              is_far ? std::vector<int32_t>{kNear, 5} : std::vector<int32_t>{}};
     ByteRing* ring;  ///< from the peer
     ByteRing::Producer orders, from_peer;
     ByteRing::Consumer to_peer;
     uint64_t order = 0, heard = 0;
   };
-  auto one = std::make_unique<OneOfTwo>();
+  auto one = std::make_unique<OneOfTwo>(true);
   uint64_t done = 0, closed = 0;
   const auto put = [](ByteRing::Producer& ring, std::span<const std::byte> bytes) {
     if (bytes.empty() || bytes.size() > ring.max_record()) return;
@@ -157,6 +163,11 @@ TEST(Fuzz, PeerRecords) {
       record.resize(sizeof arrived + arrived.bytes, std::byte{'x'});
       std::memcpy(record.data(), &arrived, sizeof arrived);
     }
+    if (one->is_far) {
+      const FarHeader from{1, fuzz.below(8) == 0 ? 4 : 5};
+      const auto* header = reinterpret_cast<const std::byte*>(&from);
+      record.insert(record.begin(), header, header + sizeof from);
+    }
     if (fuzz.below(3) == 0) fuzz.mutate(record, 1000);
     try {
       put(one->from_peer, record);
@@ -173,7 +184,7 @@ TEST(Fuzz, PeerRecords) {
     for (int i = 0; i < 50; ++i) one->host.step();
     EXPECT_TRUE(one->host.executor().is_idle());
     closed += one->heard;
-    one = std::make_unique<OneOfTwo>();
+    one = std::make_unique<OneOfTwo>(fuzz.below(2) == 0);
   }
   EXPECT_GT(done, 0u);
   EXPECT_GT(closed, 0u);

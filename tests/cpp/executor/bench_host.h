@@ -28,13 +28,10 @@ class RecordingLink final : public HostLink {
   void failed(uint32_t client, Handle future, std::string_view text) override {
     failures[{client, future.raw}] = std::string(text);
   }
-  bool begin_read_back(uint32_t, Handle future, ReadBackSlot* place) override {
-    if (refused.count(future.raw) != 0) return false;
-    place->small = reinterpret_cast<std::byte*>(&read[future.raw]);
-    ++writers;
-    return true;
+  Status read_back(uint32_t, Handle future, const WriteValue& write) override {
+    if (refused.count(future.raw) != 0) return Status::kOk;
+    return write({reinterpret_cast<std::byte*>(&read[future.raw]), nullptr});
   }
-  void end_read_back(uint32_t, Handle) override { --writers; }
   void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime,
                 const TakenBranches& branches) override {
     runs[tag] = {gangs, expected};
@@ -85,7 +82,6 @@ class RecordingLink final : public HostLink {
   std::vector<std::pair<uint32_t, uint64_t>> done;
   std::map<uint64_t, uint64_t> read;  ///< by handle: what was written into its slot
   std::set<uint64_t> refused;         ///< handles that nobody will read
-  int writers = 0;
   std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
   std::vector<uint64_t> holds_over;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected

@@ -1,0 +1,93 @@
+// The links between machines (csrc/link).
+#include <pybind11/stl.h>
+
+#include <unistd.h>
+
+#include <memory>
+
+#include "bind/bind.h"
+#include "link/link.h"
+#include "messages/shared_segments.h"
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+namespace pathways::bind {
+namespace {
+
+std::span<std::byte> bytes_of(const py::buffer_info& info) {
+  if (info.ndim != 1 || info.strides[0] != info.itemsize) throw Error(Status::kInvalid, "expected a plain buffer");
+  return {static_cast<std::byte*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)};
+}
+
+}  // namespace
+
+void register_link(py::module_& m) {
+  py::class_<LinkHub, std::shared_ptr<LinkHub>>(m, "LinkHub", "What the links of one machine share: see link_hub.h.")
+      .def(py::init<>())
+      .def(
+          "add_client",
+          [](LinkHub& hub, uint32_t client, Segment& block) {
+            // A mapping of the hub's own, which ends with remove_client.
+            auto own = std::make_shared<Segment>(Segment::attach(::dup(block.fd())));
+            const ClientView view(*own);
+            hub.add_client(client, view, std::move(own));
+          },
+          "client"_a, "segment"_a, "A client of this machine, until remove_client.")
+      .def("remove_client", &LinkHub::remove_client, "client"_a)
+      .def("add_group", &LinkHub::add_group, "group"_a, "hosts"_a, "The hosts of a group of the controller's.")
+      .def(
+          "open_link",
+          [](LinkHub& hub, bool is_home) { return Link::open(hub, is_home ? Link::End::kHome : Link::End::kAgent); },
+          "is_home"_a, py::keep_alive<0, 1>(), "A new link. `is_home`: this is the controller's machine.");
+
+  py::class_<Link, std::shared_ptr<Link>>(m, "Link", "One end of the connection between two machines: see link.h.")
+      .def(
+          "add_host",
+          [](Link& link, uint32_t host, int32_t incarnation, Segment& block, Segment& controller) {
+            struct Mapped {
+              Segment block, controller;
+            };
+            // Mappings of the link's own: it may use them for longer than Python keeps the segments.
+            auto own =
+                std::make_shared<Mapped>(Segment::attach(::dup(block.fd())), Segment::attach(::dup(controller.fd())));
+            link.add_host(host, incarnation, HostView(own->block), ControllerBlock::attach(own->controller), own);
+          },
+          "host"_a, "incarnation"_a, "segment"_a, "controller_segment"_a, py::call_guard<py::gil_scoped_release>(),
+          "Home: the twin of a host of the other machine. Agent: a host of this machine.")
+      .def("remove_host", &Link::remove_host, "host"_a, py::call_guard<py::gil_scoped_release>(),
+           "Nothing of the host is collected or delivered any more.")
+      .def("twin_client", &Link::twin_client, "client"_a, "arena_bytes"_a,
+           "Agent: the segment that stands for that of a client of the controller's machine.")
+      .def(
+          "collect",
+          [](Link& link, const py::buffer& out) {
+            const py::buffer_info info = out.request(true);
+            const py::gil_scoped_release unlocked;
+            return link.collect(bytes_of(info));
+          },
+          "out"_a, "Writes what is ready into the buffer; returns the bytes written.")
+      .def(
+          "wait",
+          [](Link& link, double seconds) { link.wait(std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9))); },
+          "seconds"_a, py::call_guard<py::gil_scoped_release>(), "Sleeps until something may be ready.")
+      .def(
+          "deliver",
+          [](Link& link, const py::buffer& in) {
+            const py::buffer_info info = in.request();
+            const py::gil_scoped_release unlocked;
+            link.deliver(bytes_of(info));
+          },
+          "data"_a, "Takes bytes of the other end. Raises ValueError or RuntimeError when it broke the protocol.")
+      .def("wake", &Link::wake, "Makes `wait` return.")
+      .def("close", &Link::close, py::call_guard<py::gil_scoped_release>(),
+           "Ends the link. Neither thread may be in a call.")
+      .def("stats", [](Link& link) {
+        const Link::Stats now = link.stats();
+        return py::dict("bytes_out"_a = now.bytes_out, "bytes_in"_a = now.bytes_in, "records_out"_a = now.records_out,
+                        "records_in"_a = now.records_in, "dropped"_a = now.dropped,
+                        "round_trip_ns"_a = now.round_trip_ns, "heard_ns"_a = now.heard_ns);
+      });
+}
+
+}  // namespace pathways::bind

@@ -1,0 +1,113 @@
+#include "link/link_hub.h"
+
+#include <cstring>
+#include <utility>
+
+#include "messages/records.h"
+
+namespace pathways {
+
+void LinkHub::add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep) {
+  const std::lock_guard lock(mutex_);
+  clients_[client] = {view, std::move(keep)};
+}
+
+void LinkHub::remove_client(uint32_t client) {
+  const std::lock_guard lock(mutex_);
+  clients_.erase(client);
+}
+
+void LinkHub::add_group(uint32_t group, std::vector<uint32_t> hosts) {
+  const std::lock_guard lock(mutex_);
+  groups_[group] = std::move(hosts);
+}
+
+void LinkHub::add_way(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link) {
+  const std::lock_guard lock(mutex_);
+  ways_[host] = {incarnation, link, link.get()};
+}
+
+void LinkHub::remove_way(uint32_t host, const Link* link) {
+  const std::lock_guard lock(mutex_);
+  const auto found = ways_.find(host);
+  if (found != ways_.end() && found->second.name == link) ways_.erase(found);
+}
+
+std::shared_ptr<Link> LinkHub::way_to(uint32_t host, int32_t incarnation) {
+  const std::lock_guard lock(mutex_);
+  const auto found = ways_.find(host);
+  if (found == ways_.end() || found->second.incarnation != incarnation) return nullptr;
+  return found->second.link.lock();
+}
+
+std::vector<uint32_t> LinkHub::group(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(number);
+  return found == groups_.end() ? std::vector<uint32_t>() : found->second;
+}
+
+bool LinkHub::complete(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(FutureDoneRecord)) return false;
+  const auto record = read_record<FutureDoneRecord>(bytes);
+  const size_t size = record.is_large != 0 ? ReadBackArea::kLargeBytes : ReadBackArea::kSmallBytes;
+  bytes = bytes.subspan(sizeof record);
+  // Check everything first: a wrong record must leave no half value behind.
+  auto rest = bytes;
+  for (uint32_t i = 0; i < record.runs; ++i) {
+    if (rest.size() < sizeof(ValueRun)) return false;
+    const auto run = read_record<ValueRun>(rest);
+    if (run.offset > size || run.bytes > size - run.offset) return false;
+    const size_t whole = padded(sizeof run + size_t{run.bytes});
+    if (rest.size() < whole) return false;
+    rest = rest.subspan(whole);
+  }
+  if (!rest.empty()) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(record.header.client);
+  if (found == clients_.end()) return true;  // the client is gone: nobody waits
+  const ClientView& client = found->second.view;
+  const Handle future{record.handle};
+  ReadBackSlot slot;
+  if (record.runs != 0 && client.read_back().is_there() &&
+      client.read_back().begin_write(client.futures(), future, &slot)) {
+    std::byte* to = record.is_large != 0 ? slot.large : slot.small;
+    for (uint32_t i = 0; i < record.runs && to != nullptr; ++i) {
+      const auto run = read_record<ValueRun>(bytes);
+      std::memcpy(to + run.offset, bytes.data() + sizeof run, run.bytes);
+      bytes = bytes.subspan(padded(sizeof run + size_t{run.bytes}));
+    }
+    client.read_back().end_write(future);
+  }
+  (void)client.futures().complete(future);
+  return true;
+}
+
+bool LinkHub::write(uint32_t client, uint64_t offset, uint64_t at, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end() || at > UINT64_MAX - bytes.size() || !found->second.view.arena().is_there()) return false;
+  std::byte* block = found->second.view.arena().find(offset, at + bytes.size());
+  if (block == nullptr) return false;
+  std::memcpy(block + at, bytes.data(), bytes.size());
+  return true;
+}
+
+bool LinkHub::read(uint32_t client, uint64_t offset, uint64_t at, std::span<std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end() || at > UINT64_MAX - bytes.size() || !found->second.view.arena().is_there()) return false;
+  const std::byte* block = found->second.view.arena().find(offset, at + bytes.size());
+  if (block == nullptr) return false;
+  std::memcpy(bytes.data(), block + at, bytes.size());
+  return true;
+}
+
+void LinkHub::return_lease(uint32_t client, uint64_t offset, uint32_t host) {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end() || !found->second.view.arena().is_there()) return;
+  const ArenaView& arena = found->second.view.arena();
+  (void)(host < Arena::kBorrowers ? arena.return_lease(offset, host) : arena.release(offset));
+}
+
+}  // namespace pathways

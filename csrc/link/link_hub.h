@@ -1,0 +1,69 @@
+/// LinkHub: what the links of one machine share: which host is reached over which link, and the clients' memory.
+///
+/// The hub of the controller's machine ("home") has one link to each agent, and passes on what agents' hosts say to
+/// each other. The hub of an agent has one link, to home.
+///
+/// LINK-2 (known)   a frame counts only if it names a host, in its present incarnation, which the link's own end of the
+///                  cluster has (link.h checks senders, the hub destinations); or a client that is here. So a machine
+///                  can speak for its own hosts only, and what is on its way when a host is lost reaches no successor.
+///
+/// Threading: any thread. Locks: a link's, then the hub's; never the other way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/arena_twin.h"
+#include "messages/far_records.h"
+#include "messages/shared_segments.h"
+
+namespace pathways {
+
+class Link;
+
+class LinkHub {
+ public:
+  LinkHub() = default;
+  LinkHub(const LinkHub&) = delete;
+  LinkHub& operator=(const LinkHub&) = delete;
+
+  /// A client of this machine. Its block must stay mapped until `remove_client` has returned; `keep` may see to that.
+  void add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep = nullptr);
+  void remove_client(uint32_t client);
+  /// The hosts of a group of the controller's, by its number.
+  void add_group(uint32_t group, std::vector<uint32_t> hosts);
+
+  // For links.
+  void add_way(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link);
+  void remove_way(uint32_t host, const Link* link);
+  /// The link to a host, if this is its present incarnation; else nullptr.
+  std::shared_ptr<Link> way_to(uint32_t host, int32_t incarnation);
+  std::vector<uint32_t> group(uint32_t number);
+  /// Counts a host's part of a future, after it has written the value that came with it. False: the record is wrong.
+  bool complete(std::span<const std::byte> record);
+  /// Writes to, or reads from, a live block of a client. False: there is no such block, or the client is gone.
+  bool write(uint32_t client, uint64_t offset, uint64_t at, std::span<const std::byte> bytes);
+  bool read(uint32_t client, uint64_t offset, uint64_t at, std::span<std::byte> bytes);
+  void return_lease(uint32_t client, uint64_t offset, uint32_t host);
+
+ private:
+  struct Client {
+    ClientView view;
+    std::shared_ptr<const void> keep;
+  };
+  struct Way {
+    int32_t incarnation;
+    std::weak_ptr<Link> link;
+    const Link* name;  ///< the same link, to compare
+  };
+  std::mutex mutex_;  ///< guards everything
+  std::unordered_map<uint32_t, Client> clients_;
+  std::unordered_map<uint32_t, std::vector<uint32_t>> groups_;
+  std::unordered_map<uint32_t, Way> ways_;
+};
+
+}  // namespace pathways

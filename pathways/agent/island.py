@@ -1,0 +1,175 @@
+"""The hosts of an island on this machine, as the machine's agent runs them for a controller elsewhere.
+
+The agent makes what the controller makes for hosts on its own machine: their segments, the coordination service of
+their group, and the processes. The blocks of the controller and of clients, which are elsewhere, are twins here; the
+link keeps them alike (csrc/link).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pathways import errors
+from pathways.process import environment
+from pathways.process.config import ClusterOptions, HostConfig, load_host
+from pathways.process.fd_passing import Closed
+from pathways.process.host_processes import HostProcess, HostProcesses
+from pathways.protocol import agent_pb2 as pb
+
+START_TIMEOUT_S = 60.0
+FAR_RING_BYTES = 1 << 20
+
+Report = Callable[[pb.AgentReport], None]
+
+
+@dataclasses.dataclass
+class _Host:
+    config: HostConfig
+    process: HostProcess
+
+
+class IslandHosts:
+    """Owned by the event loop's thread, which is the main thread: see `HostProcesses`."""
+
+    def __init__(
+        self,
+        directory: str,
+        platform: str,
+        options: ClusterOptions,
+        native: Any,
+        link: Any,
+        processes: HostProcesses,
+        report: Report,
+        ports: Sequence[int],
+        credentials: str,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            directory: of the agent; `control.sock` there leads to the controller.
+            platform: of the hosts.
+            options: of the cluster.
+            native: the module that makes segments.
+            link: the native link to the controller.
+            processes: starts the hosts.
+            report: tells the controller of a host.
+            ports: where the hosts receive network transfers, by rank.
+            credentials: the file of the machine's credentials, for these; empty: they are not encrypted.
+        """
+        self._directory = directory
+        self._platform = platform
+        self._options = options
+        self._native = native
+        self._link = link
+        self._processes = processes
+        self._report = report
+        self._ports = ports
+        self._credentials = credentials
+        self._listen = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        self._controller = native.controller_segment()
+        self._hosts: dict[int, _Host] = {}
+        self._incarnation = -1
+        self._segments: dict[int, Any] = {}  # of this incarnation
+        self._coordinator: Any = None
+        self._loop = asyncio.get_running_loop()
+
+    async def start(self, request: pb.StartHost) -> None:
+        """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
+        config = load_host(request.config_json)
+        try:
+            await self._processes.ready(START_TIMEOUT_S)
+            if config.incarnation != self._incarnation:
+                self._begin(config)
+            self._start(config, request.token)
+        except (errors.PathwaysError, OSError, RuntimeError) as error:
+            self._tell_end(config, 1, f"The agent could not start it: {error}")
+
+    def _begin(self, config: HostConfig) -> None:
+        """Makes what all hosts of an incarnation share."""
+        self.end()
+        options = self._options
+        self._incarnation = config.incarnation
+        self._segments = {
+            host: self._native.host_segment(
+                host, options.hosts, options.host_ring_bytes, options.host_arena_bytes, far_ring_bytes=FAR_RING_BYTES
+            )
+            for host in config.island_hosts
+        }
+        if len(config.island_hosts) > 1:
+            from pathways._jaxlib.coordination import start_service
+
+            self._coordinator = start_service(self._coordinator_address, len(config.island_hosts))
+
+    @property
+    def _coordinator_address(self) -> str:
+        return f"unix:{self._directory}/island-{self._incarnation}.sock"
+
+    def _start(self, config: HostConfig, token: str) -> None:
+        segments = self._segments
+        config = dataclasses.replace(
+            config,
+            address=f"unix:{self._directory}/control.sock",
+            coordinator="" if self._coordinator is None else self._coordinator_address,
+            parent=os.getpid(),
+            controller_fd=self._controller.fd,
+            segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(self._options.hosts)),
+            stream=f"{self._listen}:{self._ports[config.rank]}",
+            credentials=self._credentials,
+        )
+        self._link.add_host(config.host, config.incarnation, segments[config.host], self._controller)
+        log = os.path.join(self._directory, "logs", f"host-{config.host}.{config.incarnation}.log")
+        process = self._processes.start_host(config, self._environment(config), log, token)
+        self._hosts[config.host] = _Host(config, process)
+        process.watch(self._loop, lambda: self._host_ended(config.host))
+        started = pb.FarHostStarted(host=config.host, incarnation=config.incarnation, pid=process.pid)
+        self._report(pb.AgentReport(started=started))
+
+    def _environment(self, config: HostConfig) -> Mapping[str, str]:
+        return environment.host_environment(self._options, self._platform, config.rank, os.environ)
+
+    def _host_ended(self, number: int) -> None:
+        host = self._hosts[number]
+        returncode = host.process.poll()
+        self._tell_end(host.config, 0 if returncode is None else returncode, host.process.log_tail())
+
+    def _tell_end(self, config: HostConfig, returncode: int, text: str) -> None:
+        ended = pb.FarHostEnded(host=config.host, incarnation=config.incarnation, returncode=returncode, log_tail=text)
+        self._report(pb.AgentReport(ended=ended))
+
+    def end_host(self, number: int, incarnation: int) -> None:
+        """Kills a host, if this incarnation of it is there."""
+        host = self._hosts.get(number)
+        if host is not None and host.config.incarnation == incarnation:
+            self._remove(number)
+
+    def hand_client(self, request: pb.HandClient) -> None:
+        """Gives a host a twin of a client's memory, if this incarnation of the host is there."""
+        host = self._hosts.get(request.host)
+        if host is None or host.config.incarnation != request.incarnation:
+            return
+        twin = self._link.twin_client(request.client, request.arena_bytes)
+        with contextlib.suppress(Closed):  # its end is about to be reported
+            host.process.hand_over({"kind": "client", "client": request.client}, twin)
+
+    def end(self) -> None:
+        """Kills all hosts, and ends their coordination service."""
+        for number in list(self._hosts):
+            self._hosts[number].process.kill()
+        for number in list(self._hosts):
+            self._remove(number)
+        if self._coordinator is not None:
+            from pathways._jaxlib.coordination import stop_service
+
+            stop_service(self._coordinator)
+            self._coordinator = None
+
+    def _remove(self, number: int) -> None:
+        host = self._hosts.pop(number)
+        host.process.end()
+        self._link.remove_host(number)

@@ -1,0 +1,239 @@
+"""The agent's process: `python -m pathways.agent.main CONFIG LOCK_FD`, started by the supervisor for `pathways agent`.
+
+It dials the controller, opens its link, and runs the hosts that the controller asks for. When the link breaks, it kills
+its hosts, because the controller counts them as lost, and dials again until it is told to end. So an agent survives the
+controller: a new controller at the same address takes it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import faulthandler
+import importlib
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pathways import errors
+from pathways.agent.island import IslandHosts
+from pathways.agent.link_threads import LinkThreads
+from pathways.agent.tunnel import TunnelServer
+from pathways.process import environment
+from pathways.process.config import ClusterOptions
+from pathways.process.host_processes import HostProcesses
+from pathways.protocol import agent_pb2 as pb
+from pathways.protocol import agent_pb2_grpc as rpc
+from pathways.protocol import wire
+from pathways.trust import Credentials, Renewal, dial_answered, renewed_at
+
+RETRY_S = 1.0
+NATIVE = "pathways._native"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """What `pathways agent` tells its process. `credentials`: the folder; empty: the cluster is not encrypted."""
+
+    address: str
+    credentials: str
+    token: str  # of a cluster that is not encrypted
+    directory: str
+    name: str
+    hosts: int
+    devices_per_host: int
+    platform: str
+    island: int | None
+    owner_pid: int
+    owner_fd: int
+    report_fd: int
+
+
+class Agent:
+    """One machine's agent. `run` on the main thread."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._native: Any = importlib.import_module(NATIVE)
+        self._credentials = None
+        if config.credentials:
+            own = Credentials.load(config.credentials)
+            self._credentials = Renewal(own, lambda old: renewed_at(config.address, old), config.credentials)
+        self._ports = [_reserved_port() for _ in range(config.hosts)]
+        self._end: asyncio.Event
+        self._ever_joined = False
+
+    async def run(self) -> int:
+        """Serves controllers until it is told to end. Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        self._end = asyncio.Event()
+        loop.add_reader(self._config.owner_fd, self._owner_ended)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._end.set)
+        while not self._end.is_set():
+            try:
+                await self._serve()
+            except Exception as error:
+                # Who starts an agent must hear at once why it cannot join. Later the controller may be away for a
+                # while, or start again; whatever went wrong, another try may go well.
+                if not self._ever_joined:
+                    self._tell("error", message=f"{type(error).__name__}: {error}")
+                    return 1
+                if not isinstance(error, errors.PathwaysError | OSError):
+                    traceback.print_exc()
+                print(f"no controller: {error}", file=sys.stderr, flush=True)
+            if not self._end.is_set():
+                await _either(self._end.wait(), asyncio.sleep(RETRY_S))
+        return 0
+
+    def _owner_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._config.owner_fd)
+        self._end.set()
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        os.write(self._config.report_fd, json.dumps({"event": event, **fields}).encode() + b"\n")
+
+    def _dial(self, purpose: str, **fields: Any) -> tuple[socket.socket, dict[str, Any]]:
+        if self._credentials is None:
+            fields |= {"token": self._config.token, "name": self._config.name}
+        return dial_answered(self._config.address, self._credentials, purpose, **fields)
+
+    async def _serve(self) -> None:
+        """Serves one controller until the link to it breaks."""
+        loop = asyncio.get_running_loop()
+        config = self._config
+        sending, welcome = await asyncio.to_thread(self._open_link)
+        receiving, _ = await asyncio.to_thread(lambda: self._dial("link-down", session=welcome["session"]))
+        hub = self._native.LinkHub()
+        link = hub.open_link(False)
+        broken: asyncio.Future[str] = loop.create_future()
+
+        def break_link(why: str) -> None:
+            if not broken.done():
+                broken.set_result(why)
+
+        threads = LinkThreads(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))
+        options = ClusterOptions(**welcome["options"])
+        processes = HostProcesses(
+            "pathways.host.main:main",
+            options.host_modules,
+            environment.host_environment(options, config.platform, 0, os.environ),
+            os.path.join(config.directory, "logs", "fork-server.log"),
+        )
+        reports: asyncio.Queue[pb.AgentReport | None] = asyncio.Queue()
+        path = os.path.join(config.directory, "control.sock")
+        tunnels = TunnelServer(path, lambda: self._dial("control")[0])
+        hosts = IslandHosts(
+            config.directory,
+            config.platform,
+            options,
+            self._native,
+            link,
+            processes,
+            reports.put_nowait,
+            [reserved.getsockname()[1] for reserved in self._ports],
+            config.credentials,
+        )
+        threads.start()
+        try:
+            processes.start()
+            self._ever_joined = True
+            self._tell("joined", island=welcome["island"])
+            session = asyncio.ensure_future(self._converse(f"unix:{path}", welcome["session"], hosts, reports))
+            await _either(self._end.wait(), _result(broken), session)
+            print(
+                f"the link is over: {broken.result() if broken.done() else 'told to end'}", file=sys.stderr, flush=True
+            )
+        finally:
+            hosts.end()
+            processes.end()
+            tunnels.close()
+            os.unlink(path)
+            await asyncio.to_thread(threads.close)
+
+    def _open_link(self) -> tuple[socket.socket, dict[str, Any]]:
+        """The first connection of a link, and what the controller says."""
+        config = self._config
+        return self._dial(
+            "link-up",
+            hosts=config.hosts,
+            devices_per_host=config.devices_per_host,
+            platform=config.platform,
+            jax=importlib.metadata.version("jax"),
+            jaxlib=importlib.metadata.version("jaxlib"),
+            ports=[reserved.getsockname()[1] for reserved in self._ports],
+            island=config.island,
+        )
+
+    async def _converse(
+        self, address: str, token: str, hosts: IslandHosts, reports: asyncio.Queue[pb.AgentReport | None]
+    ) -> None:
+        """Does what the controller asks for until the session ends."""
+
+        async def outgoing() -> Any:
+            while (report := await reports.get()) is not None:
+                yield report
+
+        async with grpc.aio.insecure_channel(address, options=wire.FAR_OPTIONS) as channel:
+            session = rpc.AgentsStub(channel).Session(outgoing(), metadata=wire.bearer(token))
+            try:
+                async for request in session:
+                    what = request.WhichOneof("request")
+                    if what == "start_host":
+                        await hosts.start(request.start_host)
+                    elif what == "end_host":
+                        hosts.end_host(request.end_host.host, request.end_host.incarnation)
+                    elif what == "hand_client":
+                        hosts.hand_client(request.hand_client)
+                    elif what == "stop":
+                        return
+            except grpc.RpcError as error:
+                print(f"the session with the controller broke: {error}", file=sys.stderr, flush=True)
+
+
+def _reserved_port() -> socket.socket:
+    """A port of this machine that stays reserved for a host: gRPC shares it, and nobody else gets it."""
+    reserved = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(("", 0))
+    return reserved
+
+
+async def _result(future: asyncio.Future[str]) -> str:
+    return await asyncio.shield(future)
+
+
+async def _either(*awaitables: Any) -> None:
+    """Waits until one is done, and cancels the others. An exception of the first one is raised."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def main() -> None:
+    """Entry of the process."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    config = AgentConfig(**json.loads(sys.argv[1]))
+    for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
+        os.set_inheritable(fd, False)
+    status = asyncio.run(Agent(config).run())
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""`pathways agent`: joins a cluster with this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any
+
+import click
+
+from pathways import errors
+from pathways.process.run_directory import state_folder
+
+TOKEN_VARIABLE = "PATHWAYS_TOKEN"
+
+
+@click.command(short_help="Join a cluster with this machine.")
+@click.argument("address")
+@click.option("--token-file", type=click.Path(dir_okay=False), default=None, help="The file with the token.")
+@click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="Host processes to run.")
+@click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
+@click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
+@click.option("--island", type=click.IntRange(0), default=None, help="The island to be; any free one if not given.")
+@click.option("--name", default=None, help="The name of this machine, for people; its host name if not given.")
+@click.option(
+    "--credentials",
+    type=click.Path(dir_okay=False),
+    default=None,
+    help="The file in which this machine keeps its certificate.",
+)
+@click.option("--insecure-plaintext", is_flag=True, help="The cluster was started with the same.")
+def agent(address: str, token_file: str | None, credentials: str | None, insecure_plaintext: bool, **what: Any) -> None:
+    """Join the cluster at ADDRESS, run hosts for it, and stay in the foreground.
+
+    ADDRESS is what `pathways up --listen` printed, pathways://HOST:PORT. The token comes from --token-file, or from the
+    variable PATHWAYS_TOKEN. It is traded for a certificate, which later calls of this command use. Ctrl-C, or SIGTERM,
+    ends it.
+    """
+    from pathways.cluster.agent_launcher import AgentHandle
+
+    name = what.pop("name") or socket.gethostname().split(".")[0]
+    token = _token(token_file)
+    kept = None if insecure_plaintext else credentials or os.path.join(state_folder(), f"agent-{name}.pem")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    handle = None
+    try:
+        handle = AgentHandle(address, token, kept, name=name, **what)
+        click.echo(f"joined as island {handle.wait_joined()}. Ctrl-C ends it.", err=True)
+        handle.wait()
+    except KeyboardInterrupt:
+        click.echo("ending the hosts ...", err=True)
+    finally:
+        if handle is not None:
+            handle.close()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _token(path: str | None) -> str:
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, ValueError) as error:
+        raise errors.OptionError(f"the token file {path} cannot be read: {error}") from None

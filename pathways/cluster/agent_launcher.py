@@ -1,0 +1,131 @@
+"""Starts the agent of this machine, and ends it: what `pathways agent` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pathways import errors
+from pathways.agent.main import AgentConfig
+from pathways.process import environment, run_directory
+from pathways.process.children import Deadline
+from pathways.process.config import ClusterOptions
+from pathways.process.supervised import Supervised
+from pathways.trust import Credentials, join
+from pathways.trust.tokens import TokenText
+
+JOIN_TIMEOUT_S = 30.0
+
+
+class AgentHandle:
+    """The agent's process, which this process owns."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        credentials: str | None,
+        *,
+        name: str,
+        hosts: int = 1,
+        devices_per_host: int = 1,
+        platform: str | None = None,
+        island: int | None = None,
+    ) -> None:
+        """Joins the cluster: trades the token for a certificate, unless there is one that is still good, and starts.
+
+        Args:
+            address: of the cluster's port, `pathways://HOST:PORT`.
+            token: its text; empty: the certificate in the file is good.
+            credentials: the file with the certificate. None: nothing is encrypted, and the token says who calls.
+            name: of this machine.
+            hosts: how many host processes it runs.
+            devices_per_host: how many devices each of them has.
+            platform: see `start_local_cluster`.
+            island: the place that it wants; None: any.
+
+        Raises:
+            ConnectError: the cluster cannot be reached, or has no place for it.
+            PermissionDeniedError: the token is no good, or there is neither a token nor a certificate.
+        """
+        chosen = environment.choose_platform(platform, os.environ)
+        environment.check_devices(ClusterOptions(1, hosts, devices_per_host), chosen, os.environ)
+        if credentials is not None:
+            _get_certificate(address, token, credentials, name)
+        run_directory.sweep()
+        directory = run_directory.new_directory()
+        config: dict[str, Any] = {
+            "address": address,
+            "credentials": credentials or "",
+            "token": "" if credentials else token,
+            "directory": directory,
+            "name": name,
+            "hosts": hosts,
+            "devices_per_host": devices_per_host,
+            "platform": chosen,
+            "island": island,
+            "owner_pid": os.getpid(),
+        }
+
+        def command(owner_fd: int, report_fd: int) -> list[str]:
+            whole = AgentConfig(**{**config, "owner_fd": owner_fd, "report_fd": report_fd})
+            return [sys.executable, "-P", "-m", "pathways.agent.main", json.dumps(vars(whole))]
+
+        self._supervised = Supervised(directory, command)
+        self._is_closed = False
+
+    def wait_joined(self, timeout_s: float = JOIN_TIMEOUT_S) -> int:
+        """Waits until the agent has joined; returns the island that it has become.
+
+        Raises:
+            ConnectError: it could not join; the message says why.
+        """
+        deadline = Deadline(timeout_s)
+        while not deadline.passed:
+            for report in self._reports(deadline.left(0.5)):
+                if report["event"] == "joined":
+                    return int(report["island"])
+        raise errors.ConnectError(f"the agent has not joined within {timeout_s:g} s")
+
+    def wait(self) -> None:
+        """Waits for its end. Raises `ConnectError` when it ends by itself."""
+        while True:
+            self._reports(3600.0)
+
+    def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
+        found = self._supervised.reports(timeout_s)
+        for report in found:
+            if report["event"] == "error":
+                raise errors.from_text(str(report["message"]), errors.ConnectError)
+            if report["event"] == "ended":
+                raise errors.ConnectError(f"the agent has ended. {self._supervised.described(report)}")
+        if not found and self._supervised.is_over:
+            raise errors.ConnectError("the agent has ended, and its supervisor with it")
+        return found
+
+    def close(self) -> None:
+        """Ends the agent and its hosts. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._supervised.terminate()
+        self._supervised.close()
+        self._supervised.forget()
+
+
+def _get_certificate(address: str, token: str, path: str, name: str) -> None:
+    """Makes sure that the file has a certificate: the one that is there, or one for the token."""
+    wanted = TokenText.parse(token) if token else None
+    if os.path.exists(path):
+        there = Credentials.load(path)
+        is_of_token = wanted is None or (there.identity.token, there.fingerprint) == (wanted.number, wanted.fingerprint)
+        if is_of_token and there.name == name and not there.is_expired:
+            return
+    if not token:
+        raise errors.PermissionDeniedError(
+            f"there is no token, and no certificate in {path}: give --token-file FILE, or set PATHWAYS_TOKEN, with "
+            "what `pathways token --role host` printed on the controller's machine"
+        )
+    join(address, token, name).save(path)

@@ -1,0 +1,389 @@
+"""The agents of other machines, as the controller knows them: they join, start hosts for it, and are lost.
+
+A cluster that listens (`pathways up --listen`) has places: its islands. An agent brings the hosts of one island and
+takes a free place. While a place is free, its island is lost (`recovery.py`): what clients ask of it waits, and new
+slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; the place is free again.
+
+    link-up      opens a link: the agent says what it has, and gets a place. From then on this connection carries the
+                 records from the agent.
+    link-down    the second connection of the same link, which carries the records to the agent
+    control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/agent/tunnel.py)
+
+Owned by the event loop's thread; the `serve_` methods are called by threads of the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pathways import errors
+from pathways.agent.link_threads import LinkThreads
+from pathways.agent.tunnel import splice
+from pathways.plan.topology import Topology
+from pathways.process import fd_passing
+from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig, dump
+from pathways.process.run_directory import authority_folder
+from pathways.protocol import agent_pb2 as pb
+from pathways.protocol import control_pb2 as pb_control
+from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
+
+#: An agent opens the second connection of its link within this time, in seconds.
+OPEN_TIMEOUT_S = 5.0
+
+
+class FarHost:
+    """A host process on another machine. Like `HostProcess`, which is one of this machine."""
+
+    def __init__(self, agent: Agent, host: int, incarnation: int) -> None:
+        self.pid = 0  # known when the agent has started it; of that machine
+        self.returncode: int | None = None
+        self._agent = agent
+        self._host = host
+        self.incarnation = incarnation
+        self._log_tail = ""
+        self._on_end: Callable[[], None] | None = None
+
+    def poll(self) -> int | None:
+        """How the process ended, None while nothing is known of its end."""
+        return self.returncode
+
+    def kill(self) -> None:
+        """Asks the agent to kill the process."""
+        if self.returncode is None:
+            end = pb.EndHost(host=self._host, incarnation=self.incarnation)
+            self._agent.requests.put_nowait(pb.AgentRequest(end_host=end))
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
+        """Calls `on_end` once, when the process has ended, unless `end` was called before."""
+        self._on_end = on_end
+
+    def end(self) -> None:
+        """Asks the agent to kill the process. From now on nothing that still comes from it counts."""
+        self._on_end = None
+        self.kill()
+        self._agent.forget(self._host, self)
+
+    def ended(self, returncode: int, log_tail: str) -> None:
+        """The agent reports the end of the process, or is lost itself."""
+        if self.returncode is None:
+            self.returncode, self._log_tail = returncode, log_tail
+            if (on_end := self._on_end) is not None:
+                self._on_end = None
+                on_end()
+
+    def hand_over(self, message: fd_passing.Message, segment: Any) -> None:
+        """Lets the agent make a twin of a client's segment and give it to the host."""
+        hand = pb.HandClient(
+            host=self._host,
+            incarnation=self.incarnation,
+            client=message["client"],
+            arena_bytes=self._agent.arena_bytes_of(segment),
+        )
+        self._agent.requests.put_nowait(pb.AgentRequest(hand_client=hand))
+
+    def log_tail(self) -> str:
+        """The last lines of its log, as the agent sent them."""
+        return self._log_tail
+
+
+class Agent:
+    """One agent that has a place."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        island: int,
+        hosts: tuple[int, ...],
+        streams: tuple[str, ...],
+        link: Any,
+        native: Any,
+        controller_segment: Any,
+    ) -> None:
+        self.identity = identity
+        self.name = identity.name
+        self._native = native
+        self._since = time.monotonic()
+        self.island = island
+        self.streams = dict(zip(hosts, streams, strict=True))  # where each host receives network transfers
+        self.token = secrets.token_hex(16)
+        self.link = link
+        self.receiving: socket.socket | None = None  # the first connection of its link
+        self.threads: LinkThreads | None = None  # when both connections are open
+        self.is_over = threading.Event()
+        self._controller_segment = controller_segment
+        self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
+        self._hosts: dict[int, FarHost] = {}
+
+    def arena_bytes_of(self, segment: Any) -> int:
+        """The size of the arena in a client's segment."""
+        return int(self._native.arena_bytes_of(segment))
+
+    async def ready(self, timeout_s: float | None = None) -> None:
+        """Returns when it can start hosts: at once, because it gets its requests when it can."""
+
+    def launch(self, config: HostConfig, token: str, segment: Any) -> FarHost:
+        """Starts a host; `segment` is its twin here."""
+        host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation)
+        self.link.add_host(config.host, config.incarnation, segment, self._controller_segment)
+        request = pb.StartHost(config_json=dump(config), token=token)
+        self.requests.put_nowait(pb.AgentRequest(start_host=request))
+        return host
+
+    def forget(self, number: int, host: FarHost) -> None:
+        """Takes no more records from a host."""
+        if self._hosts.get(number) is host:
+            del self._hosts[number]
+            self.link.remove_host(number)
+
+    def report(self, report: pb.AgentReport) -> None:
+        """Takes in what the agent says of its hosts (TRUST-1: of its own island's only)."""
+        what = report.started if report.WhichOneof("report") == "started" else report.ended
+        host = self._hosts.get(what.host)
+        if host is None or host.incarnation != what.incarnation:
+            return
+        if isinstance(what, pb.FarHostStarted):
+            host.pid = what.pid
+        else:
+            host.ended(what.returncode, what.log_tail)
+
+    def stats(self) -> pb_control.MachineStats:
+        """See `MachineStats`."""
+        link = self.link.stats()
+        return pb_control.MachineStats(
+            island=self.island,
+            name=self.name,
+            address=self.identity.peer,
+            is_encrypted=self.identity.is_encrypted,
+            bytes_out=link["bytes_out"],
+            bytes_in=link["bytes_in"],
+            round_trip_ns=link["round_trip_ns"],
+            connected_s=time.monotonic() - self._since,
+        )
+
+    def close(self) -> None:
+        """Ends the link. May wait for its threads."""
+        if self.threads is not None:
+            self.threads.close()
+        else:
+            self.link.close()
+        self.is_over.set()
+
+    def lost(self, why: str) -> None:
+        """Counts all its hosts as killed."""
+        self.requests.put_nowait(None)
+        for host in list(self._hosts.values()):
+            host.ended(-signal.SIGKILL, f"Its machine, {self.name}, is lost: {why}.")
+
+
+class Agents:
+    """All agents of a cluster that listens."""
+
+    def __init__(
+        self, native: Any, topology: Topology, options: ClusterOptions, control_path: str, controller_segment: Any
+    ) -> None:
+        """`control_path`: the Unix socket of the controller's gRPC server for other machines."""
+        self._native = native
+        self.hub = native.LinkHub()
+        self._controller_segment = controller_segment
+        self._by_hello: dict[int, Agent] = {}  # let in, and not yet served
+        self.port = ""  # where agents join
+        self._topology = topology
+        self._options = options
+        self._control_path = control_path
+        self._by_island: dict[int, Agent] = {}
+        self._loop = asyncio.get_running_loop()
+        #: Called with the island of an agent whose link is open.
+        self.on_joined: Callable[[int], None] = lambda island: None
+        #: Called with the island of an agent that is lost, after the ends of its hosts.
+        self.on_lost: Callable[[int], None] = lambda island: None
+
+    def of(self, island: int) -> Agent | None:
+        """The agent that has this place, if its link is open."""
+        agent = self._by_island.get(island)
+        return agent if agent is not None and agent.threads is not None else None
+
+    def by_token(self, token: str) -> Agent:
+        """The agent whose link got this secret.
+
+        Raises:
+            PermissionDeniedError: there is none.
+        """
+        for agent in self._by_island.values():
+            if secrets.compare_digest(agent.token, token):
+                return agent
+        raise errors.PermissionDeniedError("this is no agent of this cluster, or its link has broken")
+
+    def stream_of(self, host: int) -> str:
+        """Where a host receives network transfers; empty while its place is free."""
+        agent = self.of(self._topology.island_of(host))
+        return "" if agent is None else agent.streams[host]
+
+    # -- called by threads of the port -------------------------------------------------------------------------------
+
+    def serve_at(self, port: Port) -> None:
+        """Says what the port does for agents."""
+        self.port = str(port.address)
+        port.on("link-up", [Role.HOST], self._serve_up, functools.partial(self._on_loop, self._open))
+        port.on("link-down", [Role.HOST], self._serve_down, functools.partial(self._on_loop, self._find))
+        port.on("control", [Role.HOST], self._serve_control)
+
+    def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+        agent = self._by_hello.pop(id(hello))
+        agent.receiving = connection
+        agent.is_over.wait()
+
+    def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+        agent = self._on_loop(self._complete, connection, hello)
+        if agent is not None:
+            agent.is_over.wait()
+
+    def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            near.connect(self._control_path)
+        except OSError:
+            near.close()
+            raise
+        splice(connection, near)
+
+    def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async def call() -> Any:
+            return function(*arguments)
+
+        if self._loop.is_closed():
+            raise errors.ClusterClosedError("the cluster has ended")
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(OPEN_TIMEOUT_S)
+
+    # -- on the event loop -------------------------------------------------------------------------------------------
+
+    def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
+        """Gives an agent its place; returns what it is told."""
+        island = self._place_for(hello)
+        hosts = self._topology.islands[island]
+        there = identity.peer.rpartition(":")[0]
+        streams = tuple(f"{there}:{int(port)}" for port in hello["ports"])
+        agent = Agent(
+            identity, island, hosts, streams, self.hub.open_link(True), self._native, self._controller_segment
+        )
+        self._by_island[island] = self._by_hello[id(hello)] = agent
+        self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, agent)
+        return {"session": agent.token, "island": island, "options": dataclasses.asdict(self._options)}
+
+    def _find(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
+        """Checks that the second connection of a link is for a link that waits for it, and of the same machine."""
+        agent = self.by_token(str(hello.get("session", "")))
+        if agent.name != identity.name or agent.receiving is None or agent.threads is not None:
+            raise errors.PermissionDeniedError("no link of this machine waits for its second connection")
+        return {}
+
+    def _place_for(self, hello: Mapping[str, Any]) -> int:
+        """A free place that the agent's hosts fit.
+
+        Raises:
+            UnsupportedVersionError: the agent runs another release.
+            ConnectError: there is no such place.
+        """
+        topology = self._topology
+        for what, ours in (
+            ("jax", topology.jax_version),
+            ("jaxlib", topology.jaxlib_version),
+            ("platform", topology.platform),
+        ):
+            if hello.get(what) != ours:
+                raise errors.UnsupportedVersionError(
+                    f"the agent has {what} {hello.get(what)!r}, the cluster {ours!r}: use the same on both sides"
+                )
+        shape = (hello.get("hosts"), hello.get("devices_per_host"))
+        wanted = (len(topology.islands[0]), topology.devices_per_host)
+        if shape != wanted or len(hello.get("ports", ())) != wanted[0]:
+            raise errors.ConnectError(
+                f"the agent brings {shape[0]} hosts of {shape[1]} devices, but an island of this cluster has "
+                f"{wanted[0]} hosts of {wanted[1]} devices: start the agent with --hosts {wanted[0]} "
+                f"--devices-per-host {wanted[1]}"
+            )
+        asked = hello.get("island")
+        free = [number for number in range(len(topology.islands)) if number not in self._by_island]
+        if asked is None and free:
+            return free[0]
+        if asked in free:
+            return int(asked)
+        taken = {number: agent.name for number, agent in self._by_island.items()}
+        raise errors.ConnectError(
+            f"no place is free for {'the agent' if asked is None else f'island {asked}'}: the cluster has "
+            f"{len(topology.islands)} islands, taken by {taken}"
+        )
+
+    def _complete(self, connection: socket.socket, hello: dict[str, Any]) -> Agent | None:
+        agent = next((each for each in self._by_island.values() if each.token == hello["session"]), None)
+        if agent is None or agent.threads is not None or agent.receiving is None:
+            return None
+
+        def broken(why: str) -> None:
+            self._loop.call_soon_threadsafe(self.lose, agent, why)
+
+        agent.threads = LinkThreads(agent.link, connection, agent.receiving, broken)
+        agent.threads.start()
+        print(f"the agent {agent.name} has joined as island {agent.island}", file=sys.stderr, flush=True)
+        self._loop.call_soon(self.on_joined, agent.island)
+        return agent
+
+    def _give_up(self, agent: Agent) -> None:
+        if agent.threads is None:
+            self.lose(agent, "it did not open the second connection of its link")
+
+    def lose(self, agent: Agent, why: str) -> None:
+        """Counts an agent and its hosts as lost. A second call does nothing."""
+        if self._by_island.get(agent.island) is not agent:
+            return
+        print(f"the agent {agent.name} of island {agent.island} is lost: {why}", file=sys.stderr, flush=True)
+        del self._by_island[agent.island]
+        asyncio.get_running_loop().run_in_executor(None, agent.close)
+        agent.lost(why)
+        self.on_lost(agent.island)
+
+    def stats(self) -> list[pb_control.MachineStats]:
+        """What people want to know of each machine that has joined, by island."""
+        return [agent.stats() for _, agent in sorted(self._by_island.items()) if agent.threads is not None]
+
+    def lose_island(self, island: int, why: str) -> None:
+        """Counts the agent of an island as lost."""
+        if (agent := self._by_island.get(island)) is not None:
+            self.lose(agent, why)
+
+    def stop(self) -> None:
+        """Asks every agent to end its hosts; they dial again later."""
+        for agent in self._by_island.values():
+            agent.requests.put_nowait(pb.AgentRequest(stop={}))
+
+
+def open_port(config: ControllerConfig, agents: Agents) -> tuple[Port, Renewal | None]:
+    """Listens for agents. The folder of the authority, or a link to it, is in the cluster's directory.
+
+    Raises:
+        ConnectError: it cannot listen there.
+        OptionError: the folder holds no authority, and none can be made there.
+    """
+    folder = authority_folder(config.directory)
+    if config.authority:
+        os.makedirs(config.authority, 0o700, exist_ok=True)
+        os.symlink(config.authority, folder)
+    authority = Authority.open_or_create(folder)
+    if config.insecure_plaintext:
+        port, renewal = Port(config.listen, None, None, Tokens(folder)), None
+    else:
+        own = authority.credentials(Role.CONTROLLER, "controller")
+        renewal = Renewal(own, authority.renewed)
+        port = Port(config.listen, renewal, authority, Tokens(folder))
+    agents.serve_at(port)
+    return port.start(), renewal

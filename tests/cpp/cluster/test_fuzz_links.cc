@@ -1,0 +1,94 @@
+// TRUST-1 by mutation of what machines send each other: whatever comes, an end of a link breaks with an error or goes
+// on; it reads and writes nothing out of bounds. See fuzz.h for how long, and how to repeat a run.
+//
+//   Fuzz.Links   frames in both directions (LINK-4)
+#include "fuzz.h"
+#include "link/link_ends.h"
+
+namespace pathways::test {
+namespace {
+
+/// A client that leases blocks to the hosts of two machines, which talk to each other.
+struct Scene : Home {
+  Scene() : Home(2) {
+    for (uint32_t host = 0; host < 3; ++host) (*this)[host / 2].add_host(host, 5);
+    hub.add_group(kGroup, {0, 1});
+    for (size_t m = 0; m < 2; ++m) (*this)[m].twin_client(kClient, arena_bytes());
+  }
+  static bool try_put(ByteRing::Producer& ring, std::span<const std::byte> bytes) {
+    const auto room = ring.try_reserve(static_cast<uint32_t>(bytes.size()));
+    if (!room.empty()) std::memcpy(room.data(), bytes.data(), bytes.size());
+    ring.publish();
+    return !room.empty();
+  }
+};
+
+/// Begins of the frames of a wire that are whole.
+std::vector<size_t> frames_of(const Wire& wire) {
+  std::vector<size_t> all;
+  for (size_t at = wire.at; at + sizeof(FrameHeader) <= wire.bytes.size();) {
+    all.push_back(at);
+    at += FrameWriter::room_for(read_record<FrameHeader>(std::span(wire.bytes).subspan(at)).bytes);
+  }
+  return all;
+}
+
+TEST(Fuzz, Links) {
+  const Watchdog watchdog("fuzzed links", 900s);
+  Fuzzer fuzz("links", kTargets);
+  auto scene = std::make_unique<Scene>();
+  uint64_t broken = 0, taken = 0, stamp = 0;
+  while (fuzz.next()) {
+    const auto host = static_cast<uint32_t>(fuzz.below(3));
+    Machine& machine = (*scene)[host / 2];
+    Machine::End& end = machine.hosts.at(host);
+    uint64_t offset = 0;
+    if (scene->arena().allocate(1 + fuzz.below(3000), &offset) == Status::kOk) {
+      scene->arena().lease_out(offset, 1u << host, ++stamp);
+      const auto kind = fuzz.below(2) == 0 ? CommandKind::kPut : CommandKind::kFetch;
+      (void)Scene::try_put(end.orders, scene->command(kind, stamp, stamp, offset, 64 + fuzz.below(2) * 2000, stamp));
+      if (fuzz.below(2) == 0) {
+        (void)ClientView(machine.clients.at(Home::kClient)).arena().return_lease(offset, host);
+      }
+    }
+    const uint64_t value = fuzz.draw();
+    Handle future;
+    (void)scene->futures().allocate(1, &future);
+    (void)Scene::try_put(end.outgoing, joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient},
+                                                               future.raw,
+                                                               1,
+                                                               static_cast<uint32_t>(fuzz.below(2))},
+                                              ValueRun{static_cast<uint32_t>(fuzz.below(8)) * 8, 8}, value));
+    (void)Scene::try_put(
+        end.outgoing,
+        joined(FutureDoneRecord{
+            {RecordKind::kFutureDone, 0, Home::kClient}, stamp - std::min<uint64_t>(stamp, fuzz.below(4)), 0, 0}));
+    (void)Scene::try_put(end.to_far, joined(FarHeader{host / 2 == 0 ? 2u : 0u, 5}, value));
+    if (fuzz.below(32) == 0) {
+      (void)Scene::try_put(end.orders, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Home::kClient}}));
+    }
+    try {
+      pass_time(5'000'000);
+      machine.collect();
+      for (auto* wire : {&machine.out, &machine.in}) {
+        const std::vector<size_t> frames = frames_of(*wire);
+        if (frames.empty() || fuzz.below(2) == 0) continue;
+        const size_t at = frames[fuzz.below(frames.size())], most = fuzz.below(3) == 0 ? 16 : 80;
+        fuzz.mutate(std::span(wire->bytes).subspan(at, std::min(most, wire->bytes.size() - at)));
+      }
+      machine.deliver(*machine.here, machine.out, fuzz.below(2) == 0 ? machine.out.left() : fuzz.below(500));
+      machine.deliver(*machine.at_home, machine.in, fuzz.below(2) == 0 ? machine.in.left() : fuzz.below(500));
+      for (ByteRing::Consumer* ring : {&end.inbox, &end.reports, &end.from_far}) {
+        for (Bytes record = next(*ring); !record.empty(); record = next(*ring)) ++taken;
+      }
+      if (fuzz.below(200) != 0) continue;
+    } catch (const Error&) {
+      ++broken;
+    }
+    scene = std::make_unique<Scene>();
+  }
+  EXPECT_GT(taken, 0u);
+}
+
+}  // namespace
+}  // namespace pathways::test

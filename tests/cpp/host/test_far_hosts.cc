@@ -1,0 +1,412 @@
+// A host whose peers and clients are on other machines. The test is the controller, the link and the other hosts.
+//
+//   FAR-2    Far.OtherIncarnationsAreDropped, Far.LostAndReplaced, Far.WhatWasSaidBeforeTheLossCounts
+//   PEER-1   Far.NonsenseClosesOneChannel, Far.ABrokenRingClosesAll
+//   LINK-1   Far.CompletionsComeBeforeTheEndOfTheRun: on one ring
+//   READ-1   Far.ValuesComeWithTheirCompletion: each host's share, and nothing else
+#include "host/host.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "executor/stub_backend.h"
+#include "messages/far_records.h"
+#include "messages/peer_records.h"
+#include "simulate/program.h"
+#include "support.h"
+
+namespace pathways::test {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+constexpr std::array<char, 8> kWhy{'i', 't', ' ', 'd', 'i', 'e', 'd', '!'};
+
+template <typename... Parts>
+Bytes joined(const Parts&... parts) {
+  Bytes all;
+  const auto add = [&](const auto& part) {
+    const auto* from = reinterpret_cast<const std::byte*>(&part);
+    all.insert(all.end(), from, from + sizeof part);
+  };
+  (add(parts), ...);
+  return all;
+}
+
+class PlainBackend final : public StubBackend {
+ public:
+  Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
+    for (Value& output : outputs) output = this;
+    return Status::kOk;
+  }
+  Value placeholder(const NodeContext&, uint32_t) override { return this; }
+  Status begin_receive(const NodeContext& context, std::vector<ReceiveBuffers>* receives) override {
+    receives->push_back({context.plan + 1, {64}});
+    return Status::kOk;
+  }
+  void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t,
+            std::span<SendState> states) override {
+    for (SendState& state : states) state = SendState::kDone;
+    ++sends;
+  }
+  Status finish_receive(const NodeContext&, Value* output) override {
+    *output = this;
+    return Status::kOk;
+  }
+  Status read_back(Value, const ReadBackSlot& slot) override { return read(slot); }
+  std::string_view last_error() const override { return "not here"; }
+
+  std::function<Status(const ReadBackSlot&)> read = [](const ReadBackSlot&) { return Status::kOk; };
+  uint32_t sends = 0;
+};
+
+/// Host 0 of three. Plan 0 sends a value to host 1 and gets one back, plan 1 the same with host 2; plan 2 is a call.
+struct OneFar {
+  static constexpr uint32_t kHosts = 3;
+  static constexpr HostBlock::Sizes kSizes{1u << 17, 4096, 0, 1u << 15};
+
+  explicit OneFar(std::vector<int32_t> far = {kNear, 5, 7}) {
+    std::vector<HostView> blocks(kHosts);
+    blocks[0] = HostView(segment);
+    host = std::make_unique<Host>(Host::Options{0, 1, 0, 64}, blocks, ControllerBlock::attach(controller), backend,
+                                  std::move(far));
+    for (uint32_t plan = 0; plan < 3; ++plan) {
+      ModelledProgram program;
+      const uint32_t here = program.add_slice({{0}, 1}), there = program.add_slice({{plan % 2 + 1}, 1});
+      uint32_t value = program.add_call(here, {});
+      if (plan < 2) value = program.add_transfer(program.add_call(there, {program.add_transfer(value, there)}), here);
+      program.add_result(value);
+      host->add_plan(plan, Plan::parse(program.plan_of(0, 1)));
+      host->set_compiled(plan, std::nullopt);
+    }
+    host->attach_client(0, ClientView(client), 1u << 16, true);
+    HostBlock* block = HostBlock::attach(segment);
+    HostView view(segment);
+    orders = block->ring_from_controller()->claim_producer();
+    reports = block->ring_to_controller()->claim_consumer();
+    from_far = view.from_far().producer();
+    to_far = view.to_far().consumer();
+  }
+
+  static void put(ByteRing::Producer& ring, std::span<const std::byte> bytes) {
+    const auto room = ring.try_reserve(static_cast<uint32_t>(bytes.size()));
+    ASSERT_FALSE(room.empty());
+    std::memcpy(room.data(), bytes.data(), bytes.size());
+    ring.publish();
+  }
+  /// The next record, which is taken.
+  static Bytes next(ByteRing::Consumer& ring) {
+    Bytes scratch;
+    const auto bytes = ring.try_take(scratch);
+    const Bytes record(bytes.begin(), bytes.end());
+    ring.pop();
+    return record;
+  }
+  uint64_t run(uint32_t plan, bool is_wanted = false) {
+    const uint64_t result = Handle::make(static_cast<uint32_t>(++order), 1).raw;
+    const RunRecord record{
+        {RecordKind::kRun, static_cast<uint16_t>(is_wanted ? kRunWanted : 0), 0}, order, order, plan, 0, 0, 1};
+    put(orders, is_wanted ? joined(record, result, uint64_t{1}) : joined(record, result));
+    step();
+    return result;
+  }
+  void lose(uint32_t peer, uint64_t loss) {
+    put(orders, joined(HostLostRecord{{RecordKind::kHostLost, 0, 0}, loss, 1, 8}, uint64_t{peer}, kWhy));
+  }
+  void step() {
+    for (int i = 0; i < 8; ++i) host->step();
+  }
+  void say(FarHeader from, uint32_t plan_host, uint64_t run, RecordKind kind) {
+    if (kind == RecordKind::kReceiveReady) {
+      put(from_far, joined(from, WordsRecord{{kind, 0, 0}, run, 2, plan_host, 1, 0}, uint64_t{128}));
+    } else {
+      put(from_far, joined(from, WrittenRecord{{kind, 0, 0}, run, 4, plan_host, 0, 0}));
+    }
+    step();
+  }
+  /// What the peer says in a whole run.
+  void answer(FarHeader from, uint64_t run) {
+    say(from, from.host, run, RecordKind::kReceiveReady);
+    say(from, from.host, run, RecordKind::kReceiveDone);
+  }
+  /// The text of a failed result, or "ready"; takes all reports.
+  std::string outcome(uint64_t handle) {
+    std::string found = "pending";
+    for (Bytes record = next(reports); !record.empty(); record = next(reports)) {
+      const auto header = read_record<RecordHeader>(record);
+      if (header.kind == RecordKind::kFutureDone && read_record<FutureDoneRecord>(record).handle == handle) {
+        found = "ready";
+      } else if (header.kind == RecordKind::kFailed && read_record<FailedRecord>(record).handle == handle) {
+        const auto failed = read_record<FailedRecord>(record);
+        found.assign(reinterpret_cast<const char*>(record.data()) + sizeof failed, failed.bytes);
+      }
+    }
+    return found;
+  }
+  /// Everything that was said to other machines.
+  std::vector<std::pair<FarHeader, RecordKind>> said() {
+    std::vector<std::pair<FarHeader, RecordKind>> all;
+    for (Bytes record = next(to_far); !record.empty(); record = next(to_far)) {
+      all.emplace_back(read_record<FarHeader>(record),
+                       read_record<RecordHeader>(std::span(record).subspan(sizeof(FarHeader))).kind);
+    }
+    return all;
+  }
+
+  Segment controller = ControllerBlock::make(false), segment = HostBlock::make(0, kHosts, kSizes, false);
+  Segment client = ClientBlock::make({64, 4096, 0, false}, false);
+  PlainBackend backend;
+  std::unique_ptr<Host> host;
+  ByteRing::Producer orders, from_far;
+  ByteRing::Consumer reports, to_far;
+  uint64_t order = 0;
+};
+
+TEST(Far, RecordsGoToOtherMachinesAndComeFromThere) {
+  OneFar one;
+  const uint64_t result = one.run(0);
+  auto said = one.said();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0].second, RecordKind::kReceiveReady);
+  EXPECT_EQ(said[0].first.host, 1u);
+  EXPECT_EQ(said[0].first.incarnation, 5);
+  one.answer({1, 5}, 1);
+  EXPECT_EQ(one.backend.sends, 1u);
+  said = one.said();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0].second, RecordKind::kReceiveDone);
+  EXPECT_EQ(one.outcome(result), "ready");
+}
+
+TEST(Far, CompletionsComeBeforeTheEndOfTheRun) {
+  OneFar one;
+  const uint64_t result = one.run(2);
+  std::vector<RecordKind> kinds;
+  for (Bytes record = OneFar::next(one.reports); !record.empty(); record = OneFar::next(one.reports)) {
+    kinds.push_back(read_record<RecordHeader>(record).kind);
+    if (kinds.back() == RecordKind::kFutureDone) {
+      EXPECT_EQ(read_record<FutureDoneRecord>(record).handle, result);
+      EXPECT_EQ(record.size(), sizeof(FutureDoneRecord));
+    }
+  }
+  EXPECT_EQ(kinds, (std::vector{RecordKind::kFutureDone, RecordKind::kRunDone}));
+}
+
+TEST(Far, OtherIncarnationsAreDropped) {
+  OneFar one({kNear, 5, kAbsent});
+  const uint64_t result = one.run(0);
+  for (const FarHeader from : {FarHeader{1, 4}, FarHeader{1, 6}, FarHeader{1, kAbsent}, FarHeader{2, 0},
+                               FarHeader{2, kAbsent}, FarHeader{2, kNear}}) {
+    one.answer({from.host, from.incarnation}, 1);
+  }
+  EXPECT_EQ(one.outcome(result), "pending");
+  EXPECT_EQ(one.backend.sends, 0u);
+  one.answer({1, 5}, 1);
+  EXPECT_EQ(one.outcome(result), "ready");
+}
+
+TEST(Far, LostAndReplaced) {
+  OneFar one;
+  const uint64_t lost = one.run(0);
+  one.host->replace_far_peer(1, 6, 1);
+  one.step();
+  EXPECT_EQ(one.host->peers_replaced(), 0u);  // not before this host has heard of the loss
+  one.answer({1, 6}, 1);
+  EXPECT_EQ(one.outcome(lost), "pending");
+  one.lose(1, 1);
+  one.step();
+  EXPECT_EQ(one.outcome(lost), "it died!");
+  EXPECT_EQ(one.host->peers_replaced(), 1u);
+  (void)one.said();
+  const uint64_t next = one.run(0);
+  one.answer({1, 5}, 2);  // what is still on its way from the lost one
+  EXPECT_EQ(one.outcome(next), "pending");
+  const auto said = one.said();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0].first.incarnation, 6);
+  one.answer({1, 6}, 2);
+  EXPECT_EQ(one.outcome(next), "ready");
+}
+
+TEST(Far, NothingIsSaidToALostPeer) {
+  OneFar one;
+  one.lose(1, 1);
+  one.step();
+  const uint64_t result = one.run(0);
+  EXPECT_TRUE(one.said().empty());
+  one.answer({1, 5}, 1);
+  EXPECT_EQ(one.outcome(result), "pending");  // the controller would not grant such a run
+}
+
+TEST(Far, WhatWasSaidBeforeTheLossCounts) {
+  OneFar one;
+  const uint64_t result = one.run(0);
+  OneFar::put(one.from_far,
+              joined(FarHeader{1, 5}, WordsRecord{{RecordKind::kReceiveReady, 0, 0}, 1, 2, 1, 1, 0}, uint64_t{128}));
+  OneFar::put(one.from_far, joined(FarHeader{1, 5}, WrittenRecord{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 1, 0, 0}));
+  one.lose(1, 1);
+  one.step();
+  EXPECT_EQ(one.outcome(result), "ready");
+}
+
+TEST(Far, NonsenseClosesOneChannel) {
+  const WrittenRecord done{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 1, 0, 0};
+  auto of_another = done;
+  of_another.host = 2;
+  auto too_long = done;
+  too_long.bytes = 80;
+  for (const Bytes& nonsense :
+       {joined(FarHeader{1, 5}), joined(FarHeader{1, 5}, uint32_t{3}), joined(FarHeader{1, 5}, of_another),
+        joined(FarHeader{1, 5}, too_long), joined(FarHeader{1, 5}, RecordHeader{RecordKind::kRun, 0, 0})}) {
+    OneFar one;
+    const uint64_t closed = one.run(0), open = one.run(1);
+    OneFar::put(one.from_far, nonsense);
+    one.step();
+    EXPECT_NE(one.outcome(closed).find("the channel from host 1 was closed"), std::string::npos) << nonsense.size();
+    one.answer({1, 5}, 1);
+    one.answer({2, 7}, 2);
+    EXPECT_EQ(one.outcome(open), "ready");
+    const uint64_t later = one.run(0);
+    EXPECT_NE(one.outcome(later).find("the channel from host 1 was closed"), std::string::npos);
+    one.lose(1, 1);
+    one.host->replace_far_peer(1, 6, 1);
+    one.step();
+    const uint64_t with_successor = one.run(0);
+    one.answer({1, 6}, one.order);
+    EXPECT_EQ(one.outcome(with_successor), "ready");
+  }
+}
+
+TEST(Far, ABrokenRingClosesAll) {
+  for (const Bytes& nonsense : {joined(uint32_t{0}), joined(FarHeader{0, kNear}), joined(FarHeader{9, 5}), Bytes()}) {
+    OneFar one;
+    const uint64_t first = one.run(0), second = one.run(1);
+    if (nonsense.empty()) {  // the ring itself
+      std::byte* ring = HostView(one.segment).from_far().at;
+      std::memset(ring + sizeof(ByteRing), 0xff, 64);
+      OneFar::put(one.from_far, joined(FarHeader{1, 5}, uint64_t{0}));
+      std::memset(ring + sizeof(ByteRing), 0xff, 64);
+    } else {
+      OneFar::put(one.from_far, nonsense);
+    }
+    one.step();
+    std::vector<std::string> texts;
+    for (Bytes record = OneFar::next(one.reports); !record.empty(); record = OneFar::next(one.reports)) {
+      if (read_record<RecordHeader>(record).kind != RecordKind::kFailed) continue;
+      const auto failed = read_record<FailedRecord>(record);
+      EXPECT_TRUE(failed.handle == first || failed.handle == second);
+      texts.emplace_back(reinterpret_cast<const char*>(record.data()) + sizeof failed, failed.bytes);
+    }
+    ASSERT_EQ(texts.size(), 2u);
+    for (const std::string& text : texts) EXPECT_NE(text.find("was closed"), std::string::npos) << text;
+    // This host hears nothing from over there any more. A successor does not change that, and no run waits for it.
+    one.lose(1, 1);
+    one.host->replace_far_peer(1, 6, 1);
+    one.step();
+    EXPECT_NE(one.outcome(one.run(0)).find("the channel from host 1 was closed"), std::string::npos);
+  }
+}
+
+/// What a completion brings, put together as the client's machine does it: bytes that nobody wrote stay 0xee.
+Bytes value_of(const Bytes& bytes, bool* is_large) {
+  const auto record = read_record<FutureDoneRecord>(bytes);
+  *is_large = record.is_large != 0;
+  Bytes value(ReadBackArea::kLargeBytes, std::byte{0xee});
+  auto rest = std::span(bytes).subspan(sizeof record);
+  for (uint32_t i = 0; i < record.runs; ++i) {
+    const auto run = read_record<ValueRun>(rest);
+    std::memcpy(value.data() + run.offset, rest.data() + sizeof run, run.bytes);
+    rest = rest.subspan(padded(sizeof run + size_t{run.bytes}));
+  }
+  EXPECT_TRUE(rest.empty());
+  return value;
+}
+
+TEST(Far, ValuesComeWithTheirCompletion) {
+  const Bytes whole = pattern(ReadBackArea::kLargeBytes, seed());
+  struct Case {
+    size_t bytes, first, stride, piece;  ///< this host's share: pieces of `piece` bytes, one every `stride` bytes
+  };
+  for (const Case& each : std::vector<Case>{{8, 0, 8, 8},
+                                            {64, 0, 64, 64},
+                                            {1, 0, 1, 1},
+                                            {64, 16, 64, 16},
+                                            {64, 1, 2, 1},
+                                            {65, 0, 65, 65},
+                                            {4096, 0, 4096, 4096},
+                                            {4096, 1024, 4096, 1024},
+                                            {4096, 0, 2, 1},
+                                            {4096, 8, 64, 8},
+                                            {4096, 4096, 1, 1}}) {
+    OneFar one;
+    Bytes expected(ReadBackArea::kLargeBytes, std::byte{0xee});
+    const auto write = [&](std::byte* to) {
+      for (size_t at = each.first; at < each.bytes; at += each.stride) {
+        std::memcpy(to + at, whole.data() + at, std::min(each.piece, each.bytes - at));
+      }
+    };
+    write(expected.data());
+    one.backend.read = [&](const ReadBackSlot& slot) {
+      write(each.bytes <= ReadBackArea::kSmallBytes ? slot.small : slot.large);
+      return Status::kOk;
+    };
+    const uint64_t result = one.run(2, true);
+    const Bytes record = OneFar::next(one.reports);
+    ASSERT_GE(record.size(), sizeof(FutureDoneRecord));
+    ASSERT_EQ(read_record<RecordHeader>(record).kind, RecordKind::kFutureDone);
+    EXPECT_EQ(read_record<FutureDoneRecord>(record).handle, result);
+    bool is_large = false;
+    EXPECT_EQ(value_of(record, &is_large), expected) << each.bytes << " bytes from " << each.first;
+    if (each.first < each.bytes) {
+      EXPECT_EQ(is_large, each.bytes > ReadBackArea::kSmallBytes);
+    }
+    // The next completion brings nothing of it.
+    (void)one.outcome(0);
+    (void)one.run(2);
+    EXPECT_EQ(OneFar::next(one.reports).size(), sizeof(FutureDoneRecord));
+  }
+}
+
+TEST(Far, AValueThatCannotBeReadFailsItsFuture) {
+  OneFar one;
+  one.backend.read = [](const ReadBackSlot&) { return Status::kFailed; };
+  EXPECT_EQ(one.outcome(one.run(2, true)), "not here");
+  one.backend.read = [](const ReadBackSlot& slot) {
+    std::memset(slot.small, 1, 8);
+    return Status::kOk;
+  };
+  EXPECT_EQ(one.outcome(one.run(2, true)), "ready");
+}
+
+TEST(Far, ClientsThatAreGoneGetNothing) {
+  OneFar one;
+  OneFar::put(one.orders, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, 0}}));
+  one.step();
+  EXPECT_EQ(one.outcome(one.run(2, true)), "pending");
+}
+
+TEST(Far, RefusedAtOnce) {
+  PlainBackend backend;
+  Segment controller = ControllerBlock::make(false);
+  const auto make = [&](HostBlock::Sizes sizes, std::vector<int32_t> far) {
+    Segment segment = HostBlock::make(0, 3, sizes, false);
+    std::vector<HostView> blocks(3);
+    blocks[0] = HostView(segment);
+    const Host host(Host::Options{0, 1, 0, 64}, blocks, ControllerBlock::attach(controller), backend, std::move(far));
+  };
+  make(OneFar::kSizes, {kNear, 5, 7});
+  EXPECT_THROW(make(OneFar::kSizes, {kNear, 5}), Error);                    // not all hosts
+  EXPECT_THROW(make({1u << 17, 4096, 0, 0}, {kNear, 5, 7}), Error);         // no rings to other machines
+  EXPECT_THROW(make({1u << 17, 0, 0, 1u << 15}, {kNear, 5, 7}), Error);     // no rings between hosts
+  EXPECT_THROW(make({1u << 16, 4096, 0, 1u << 15}, {kNear, 5, 7}), Error);  // the longest completion does not fit
+  OneFar one;
+  EXPECT_THROW(one.host->replace_far_peer(0, 5, 0), Error);
+  EXPECT_THROW(one.host->replace_far_peer(1, kAbsent, 0), Error);
+  EXPECT_THROW(one.host->replace_far_peer(3, 5, 0), Error);
+}
+
+}  // namespace
+}  // namespace pathways::test

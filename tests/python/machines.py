@@ -1,0 +1,82 @@
+"""A cluster whose hosts are brought by machine agents, all of them on this machine: for tests.
+
+The controller listens at a loopback address, and each agent joins with a token of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Any
+
+import pathways as pw
+from pathways.cluster.agent_launcher import AgentHandle
+from pathways.cluster.launcher import Listening, start_local_cluster
+from pathways.process.run_directory import authority_folder
+from pathways.trust import Role, Tokens
+
+START_S = 120.0
+
+
+class MachineCluster:
+    """A controller that listens, and its agents. A context manager; `close` ends everything."""
+
+    def __init__(
+        self,
+        islands: int = 2,
+        hosts_per_island: int = 1,
+        devices_per_host: int = 2,
+        *,
+        insecure_plaintext: bool = False,
+        agents: int | None = None,
+        **sizes: Any,
+    ) -> None:
+        """`agents`: how many join at once; all when not given."""
+        self._stack = contextlib.ExitStack()
+        self.folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pw", dir="/tmp"))
+        self._shape = {"hosts": hosts_per_island, "devices_per_host": devices_per_host, "platform": "cpu"}
+        self._insecure = insecure_plaintext
+        listening = Listening("127.0.0.1:0", os.path.join(self.folder, "authority"), insecure_plaintext)
+        self.handle = start_local_cluster(
+            islands, hosts_per_island, devices_per_host, platform="cpu", listen=listening, **sizes
+        )
+        self._stack.callback(self.handle.close)
+        # Another way to write it, so that a test may connect to `cluster.address` for another client of its process.
+        self.address = self.handle.address.removesuffix("/control.sock")
+        self.agents: dict[str, AgentHandle] = {}
+        try:
+            names = [f"m{number}" for number in range(islands if agents is None else agents)]
+            for name in names:
+                self.start_agent(name)
+            for name in names:
+                self.agents[name].wait_joined(START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def start_agent(self, name: str, **what: Any) -> AgentHandle:
+        """Starts an agent of this name; it may not have joined yet."""
+        token = Tokens(authority_folder(self.handle.directory)).make(Role.HOST, 600.0)
+        kept = None if self._insecure else os.path.join(self.folder, f"{name}.pem")
+        agent = AgentHandle(self.handle.port, token, kept, name=name, **{**self._shape, **what})
+        self.agents[name] = agent
+        return agent
+
+    def connect(self, **terms: Any) -> pw.Cluster:
+        """A client of it, when all its devices are there."""
+        cluster = pw.connect(self.address, **terms)
+        cluster.wait_for(len(self.agents) * self._shape["hosts"] * self._shape["devices_per_host"], START_S)
+        return cluster
+
+    def close(self) -> None:
+        """Ends the agents and the controller."""
+        for agent in self.agents.values():
+            agent.close()
+        self._stack.close()
+
+    def __enter__(self) -> MachineCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,101 @@
+"""The controller's machine of test_machine_namespaces.py: it starts the cluster, and is its client. It runs in the
+namespace of the switch, and does what it is told on its standard input, a line each.
+
+    node PORT          starts the cluster; prints a token for each machine
+    wait N             waits for N devices
+    train STEPS        trains a small model over two islands; prints the last loss and a digest of the parameters
+    state              prints the states of the hosts
+    lost               waits until a use of island 1 fails with HostLostError; prints for how long it had to wait
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pathways as pw
+from pathways.cluster.launcher import Listening, start_local_cluster
+from pathways.process.run_directory import authority_folder
+from pathways.trust import Role, Tokens
+
+#: What the wire must not show.
+SECRET = b"a known payload, in clear " * 64
+
+
+def main() -> None:
+    """Reads commands until the end of standard input."""
+    session: dict[str, Any] = {}
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        answer = globals()[f"do_{name}"](session, *arguments)
+        print(json.dumps(answer), flush=True)
+    if "cluster" in session:
+        session["cluster"].close()
+    if "handle" in session:
+        session["handle"].close()
+
+
+def do_start(session: dict[str, Any], address: str, folder: str, machines: str) -> dict[str, Any]:
+    listening = Listening(f"{address}:0", f"{folder}/authority")
+    handle = session["handle"] = start_local_cluster(int(machines), 1, 1, platform="cpu", listen=listening)
+    tokens = Tokens(authority_folder(handle.directory))
+    session["cluster"] = pw.connect(handle.address.removesuffix("/control.sock"))
+    return {"port": handle.port, "tokens": [tokens.make(Role.HOST, 600.0) for _ in range(int(machines) + 2)]}
+
+
+def do_wait(session: dict[str, Any], devices: str) -> float:
+    began = time.monotonic()
+    session["cluster"].wait_for(int(devices), 90)
+    return time.monotonic() - began
+
+
+def do_train(session: dict[str, Any], steps: str) -> dict[str, Any]:
+    """Two layers on two islands. The input has `SECRET` in it, and so has what travels between the islands."""
+    devices = pw.make_virtual_device_set(session["cluster"])
+    if "step" not in session:
+        one, two = devices.add_slice(devices=1, island=0), devices.add_slice(devices=1, island=1)
+        first = pw.jit(lambda w, x: x + w * 0, devices=one)
+        second = pw.jit(lambda w, x: jnp.mean((x.astype(jnp.float32) / 255 - w) ** 2), devices=two)
+
+        @pw.program
+        def step(a: Any, b: Any, x: Any) -> Any:
+            def loss(b: Any) -> Any:
+                return second(b, first(a, x))
+
+            value, gradient = jax.value_and_grad(loss)(b)
+            return value, b - 0.1 * gradient
+
+        session["step"] = step
+        session["b"] = np.float32(0)
+    x = np.frombuffer(SECRET, np.uint8)
+    value = None
+    for _ in range(int(steps)):
+        value, session["b"] = session["step"](np.uint8(0), session["b"], x)
+    b = np.asarray(session["b"])
+    return {"loss": float(value), "digest": hashlib.sha256(b.tobytes()).hexdigest()}
+
+
+def do_state(session: dict[str, Any]) -> list[str]:
+    return [host["state"] for host in session["cluster"].stats()["hosts"]]
+
+
+def do_lost(session: dict[str, Any]) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < 30:
+        try:
+            float(session["step"](np.uint8(0), session["b"], np.frombuffer(SECRET, np.uint8))[0])
+        except pw.errors.HostLostError:
+            session["b"] = np.float32(0)  # what lay there is lost
+            return time.monotonic() - began
+    raise AssertionError("no host was lost")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Machines as namespaces: each has addresses, process ids, /tmp and /dev/shm of its own. For tests; needs root.
+
+    with Network(["m1", "m2"]) as network:
+        network.run(["python", "controller.py"])        # in the namespace of the switch, at network.address
+        network.start("m1", ["pathways", "agent", ...])
+        network.pull("m1")                              # pulls the cable of m1; `plug` plugs it in again
+
+The switch's namespace holds a bridge, and one end of the cable to each machine. Nothing outside of the namespaces is
+reached, and nothing of them is left at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+
+
+def why_not() -> str | None:
+    """Why namespaces cannot be made here; None if they can."""
+    if os.getuid() != 0:
+        return "namespaces need root"
+    if missing := [tool for tool in ("ip", "unshare") if shutil.which(tool) is None]:
+        return f"namespaces need {', '.join(missing)}"
+    probe = f"pw{os.getpid()}probe"
+    if subprocess.run(["ip", "netns", "add", probe], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        return "this machine lets nobody make namespaces"
+    subprocess.run(["ip", "netns", "del", probe], check=False)
+    return None
+
+
+class Network:
+    """A switch and its machines. A context manager."""
+
+    def __init__(self, machines: Sequence[str]) -> None:
+        self._prefix = f"pw{os.getpid() % 100000}"
+        self._machines = list(machines)
+        self._stack = contextlib.ExitStack()
+        self.address = "10.203.7.1"  # of the switch's namespace
+
+    def _name(self, machine: str) -> str:
+        return f"{self._prefix}-{machine}"
+
+    def address_of(self, machine: str) -> str:
+        """The address of a machine."""
+        return f"10.203.7.{2 + self._machines.index(machine)}"
+
+    def __enter__(self) -> Network:
+        with contextlib.ExitStack() as stack:
+            switch = self._add(stack, "switch")
+            self._in("switch", "ip link add br0 type bridge")
+            self._in("switch", f"ip addr add {self.address}/24 dev br0")
+            self._in("switch", "ip link set br0 up")
+            for number, machine in enumerate(self._machines):
+                name = self._add(stack, machine)
+                _ip(f"link add {machine} netns {switch} type veth peer name eth0 netns {name}")
+                self._in("switch", f"ip link set {machine} master br0 up")
+                self._in(machine, f"ip addr add 10.203.7.{2 + number}/24 dev eth0")
+                self._in(machine, "ip link set eth0 up")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _add(self, stack: contextlib.ExitStack, machine: str) -> str:
+        name = self._name(machine)
+        _ip(f"netns add {name}")
+        stack.callback(_ip, f"netns del {name}")
+        self._in(machine, "ip link set lo up")
+        return name
+
+    def _in(self, machine: str, command: str) -> None:
+        subprocess.run(["ip", "netns", "exec", self._name(machine), *command.split()], check=True)
+
+    def command(self, machine: str, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command on a machine; on the switch when it is "switch"."""
+        inside = ["ip", "netns", "exec", self._name(machine)]
+        if machine == "switch":
+            return [*inside, *command]
+        own = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return [*inside, *unshare, "sh", "-c", own, "sh", *command]
+
+    def start(self, machine: str, command: Sequence[str], env: Mapping[str, str] | None = None, **what: Any) -> Any:
+        """Starts a command on a machine; it is killed at the end, with everything in its namespace of processes."""
+        process = subprocess.Popen(self.command(machine, command), env={**os.environ, **(env or {})}, **what)
+        self._stack.callback(end, process)
+        return process
+
+    def pull(self, machine: str) -> None:
+        """Pulls the cable of a machine."""
+        self._in("switch", f"ip link set {machine} down")
+
+    def plug(self, machine: str) -> None:
+        """Plugs it in again."""
+        self._in("switch", f"ip link set {machine} up")
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process that `Network.start` started, and all that it started."""
+    everything: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        everything = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    for each in everything:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True, stdout=sys.stderr)

@@ -1,0 +1,159 @@
+"""Machines that are lost and come back (ERR-2, LINK-1): hosts, agents, the controller killed beside work that goes on.
+
+Map from label to test:
+    ERR-2   test_a_killed_host, test_a_killed_agent, test_an_agent_that_leaves
+    LINK-1  test_a_stopped_agent
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from control_clusters import eventually
+from machines import MachineCluster
+
+import pathways as pw
+
+pytestmark = pytest.mark.slow
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture
+def machines() -> Iterator[MachineCluster]:
+    with MachineCluster(2, 1, 2) as cluster:
+        yield cluster
+
+
+def placed(cluster: pw.Cluster, island: int) -> Any:
+    where = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=island)
+    return pw.jit(lambda x: x * 2 + 1, devices=where)
+
+
+def agent_process(machines: MachineCluster, name: str) -> psutil.Process:
+    supervisor = psutil.Process(machines.agents[name]._supervised.supervisor_pid)
+    return next(child for child in supervisor.children() if "pathways.agent.main" in child.cmdline())
+
+
+def hosts_of(agent: psutil.Process) -> list[psutil.Process]:
+    return [child for child in agent.children() if child.name().startswith("pathways-host")]
+
+
+def states(cluster: pw.Cluster) -> list[str]:
+    return [host["state"] for host in cluster.stats()["hosts"]]
+
+
+def works(call: Any) -> bool:
+    try:
+        return bool(np.array_equal(np.asarray(call(X)), X * 2 + 1))
+    except pw.errors.HostLostError:
+        return False
+
+
+def check_lost_and_back(cluster: pw.Cluster, end: Any) -> None:
+    """`end` ends the machine of island 1; island 0 goes on, and island 1 comes back."""
+    here, there = placed(cluster, 0), placed(cluster, 1)
+    kept_here, kept_there = here(X), there(X)
+    np.testing.assert_array_equal(np.asarray(kept_there), X * 2 + 1)
+    end()
+    eventually(lambda: states(cluster)[1] != "up", "island 1 is lost", 20)
+    np.testing.assert_array_equal(np.asarray(here(kept_here)), (X * 2 + 1) * 2 + 1)
+    with pytest.raises(pw.errors.HostLostError):
+        np.asarray(there(kept_there) + 1)
+    eventually(lambda: states(cluster) == ["up", "up"], "island 1 is back", 60)
+    assert works(there)
+    assert works(here)
+
+
+def test_a_killed_host(machines: MachineCluster) -> None:
+    with machines.connect() as cluster:
+        agent = agent_process(machines, machines_of_island(cluster, machines)[1])
+        check_lost_and_back(cluster, lambda: [host.kill() for host in hosts_of(agent)])
+
+
+def machines_of_island(cluster: pw.Cluster, machines: MachineCluster) -> list[str]:
+    """The agents' names by island."""
+    found = {}
+    for name in machines.agents:
+        for child in hosts_of(agent_process(machines, name)):
+            found[next(h["host"] for h in cluster.stats()["hosts"] if h["pid"] == child.pid)] = name
+    return [found[island] for island in sorted(found)]
+
+
+def test_a_killed_agent(machines: MachineCluster) -> None:
+    """All its hosts are gone with it, and a new agent takes the place."""
+    with machines.connect() as cluster:
+        name = machines_of_island(cluster, machines)[1]
+        agent = agent_process(machines, name)
+        left = [agent, *agent.children(recursive=True)]
+
+        def kill() -> None:
+            agent.kill()
+            _, alive = psutil.wait_procs(left, timeout=10)
+            assert not alive
+            machines.agents[name].close()
+            machines.start_agent(f"{name}-again")
+
+        check_lost_and_back(cluster, kill)
+
+
+def test_an_agent_that_leaves(machines: MachineCluster) -> None:
+    """New slices go elsewhere while its place is free, and are refused if there is no other."""
+    with machines.connect() as cluster:
+        name = machines_of_island(cluster, machines)[1]
+        there = placed(cluster, 1)
+        assert works(there)
+        machines.agents[name].close()
+        eventually(lambda: states(cluster)[1] == "lost", "island 1 is lost", 10)
+        devices = pw.make_virtual_device_set(cluster)
+        with pytest.raises(pw.errors.SliceError, match="wait_for"):
+            devices.add_slice(devices=2, island=1)
+        assert devices.add_slice(devices=2).devices[0].island == 0
+        with pytest.raises(TimeoutError, match="2 of 4 devices"):
+            cluster.wait_for(4, timeout=0.2)
+        waiting = there(X)  # it waits in the order
+        machines.start_agent("other")
+        cluster.wait_for(4, timeout=60)
+        np.testing.assert_array_equal(np.asarray(waiting), X * 2 + 1)
+
+
+def test_a_stopped_agent(machines: MachineCluster) -> None:
+    """An agent that says nothing for 5 s is lost; when it goes on, it joins again."""
+    with machines.connect() as cluster:
+        agent = agent_process(machines, machines_of_island(cluster, machines)[1])
+        everything = [agent, *agent.children(recursive=True)]
+
+        def stop() -> None:
+            for process in everything:
+                process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            eventually(lambda: states(cluster)[1] == "lost", "island 1 is lost", 20)
+            print(f"lost after {time.monotonic() - began:.1f} s")
+            for process in everything:
+                if process.is_running():
+                    process.send_signal(signal.SIGCONT)
+
+        check_lost_and_back(cluster, stop)
+
+
+def test_the_controller_is_killed_and_nothing_is_left() -> None:
+    with MachineCluster(1, 1, 1) as machines:
+        cluster = machines.connect()
+        call = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set(cluster).add_slice(devices=1))
+        assert float(call(np.float32(1))) == 2
+        agent = agent_process(machines, "m0")
+        hosts = hosts_of(agent)
+        os.kill(cluster.stats()["controller"]["pid"], signal.SIGKILL)
+        with pytest.raises(pw.errors.ControllerLostError):
+            eventually(lambda: np.asarray(call(np.float32(1))) is None, "the controller's end is seen")
+        _, alive = psutil.wait_procs(hosts, timeout=10)
+        assert not alive, "hosts end with the controller that they belong to"
+        assert agent.is_running(), "the agent waits for another controller"
+        cluster.close()
