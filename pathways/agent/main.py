@@ -195,6 +195,10 @@ class Agent:
                         hosts.hand_client(request.hand_client)
                     elif what == "stop":
                         return
+                    elif what == "leave":
+                        self._tell("left")
+                        self._end.set()
+                        return
             except grpc.RpcError as error:
                 print(f"the session with the controller broke: {error}", file=sys.stderr, flush=True)
 

@@ -334,6 +334,25 @@ class Cluster(session.Session):
                 raise TimeoutError(f"{there} of {devices} devices were there after {timeout:g} s")
             self.native.pause(deadline.left(WAIT_FOR_LOOK_S))
 
+    def drain(self, machine: str, timeout: float = 60.0, force: bool = False) -> int:
+        """Lets a machine leave: gives it no new slices, waits until none lies there, and lets it go. Only who started
+        the cluster, or an operator, may (`pathways drain`).
+
+        Args:
+            machine: its name, see `stats()["machines"]`.
+            timeout: seconds to wait until no slice lies there.
+            force: lets it go then, whatever lies there; its arrays are lost.
+
+        Returns:
+            The number of the island that it was.
+
+        Raises:
+            ConnectError: no machine of this name has joined.
+            SliceError: slices still lie there after the time, and the machine stays. The message names their clients.
+            PermissionDeniedError: another process started the cluster.
+        """
+        return int(self.control().drain(machine, timeout, force))
+
     # ---- moving
 
     def remap(self, slice: Slice, devices: Sequence[Device | int]) -> None:

@@ -17,7 +17,13 @@ TOKEN_VARIABLE = "PATHWAYS_TOKEN"
 
 @click.command(short_help="Join a cluster with this machine.")
 @click.argument("address")
-@click.option("--token-file", type=click.Path(dir_okay=False), default=None, help="The file with the token.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    envvar="PATHWAYS_TOKEN_FILE",
+    default=None,
+    help="The file with the token; or give it in PATHWAYS_TOKEN_FILE.",
+)
 @click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="Host processes to run.")
 @click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
 @click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
@@ -51,6 +57,8 @@ def agent(address: str, token_file: str | None, credentials: str | None, insecur
         handle.wait()
     except KeyboardInterrupt:
         click.echo("ending the hosts ...", err=True)
+    except errors.ClusterClosedError as left:
+        click.echo(str(left), err=True)
     finally:
         if handle is not None:
             handle.close()

@@ -40,7 +40,7 @@ def clients(address: str | None, watch: bool, seconds: float, as_json: bool) -> 
     """
     from pathways.process.console import standard_output
 
-    where = _only_cluster() if address is None else address
+    where = only_cluster() if address is None else address
     before = _sample(where)
     console = standard_output()
     if not watch or as_json or not console.is_terminal:
@@ -65,7 +65,8 @@ def clients(address: str | None, watch: bool, seconds: float, as_json: bool) -> 
             pass
 
 
-def _only_cluster() -> str:
+def only_cluster() -> str:
+    """The address of this user's cluster on this machine, if there is one and no more."""
     from pathways.process.run_directory import live_clusters
 
     found = live_clusters()

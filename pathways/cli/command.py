@@ -13,6 +13,7 @@ import click
 from pathways import errors
 from pathways.cli.agent import agent
 from pathways.cli.clients import clients, limit, resume, suspend
+from pathways.cli.machines import drain
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
 from pathways.cli.tokens import token
@@ -165,5 +166,5 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (agent, status, clients, limit, suspend, resume, token, trace, top):
+for each in (agent, status, clients, drain, limit, suspend, resume, token, trace, top):
     main.add_command(each)

@@ -99,6 +99,8 @@ class AgentHandle:
         for report in found:
             if report["event"] == "error":
                 raise errors.from_text(str(report["message"]), errors.ConnectError)
+            if report["event"] == "left":
+                raise errors.ClusterClosedError("the cluster has let this machine go (pathways drain)")
             if report["event"] == "ended":
                 raise errors.ConnectError(f"the agent has ended. {self._supervised.described(report)}")
         if not found and self._supervised.is_over:

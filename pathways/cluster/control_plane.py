@@ -77,6 +77,11 @@ class ControlPlane(Protocol):
         the limit away. Returns all limits of the client. Raises `OptionError` and `PermissionDeniedError`.
         """
 
+    def drain(self, machine: str, timeout_s: float, force: bool) -> int:
+        """Lets a machine go; returns the island that it was. Raises `ConnectError` when no such machine has joined,
+        `SliceError` when slices still lie there after the time, and `PermissionDeniedError`.
+        """
+
     def cluster_stats(self) -> dict[str, Any]:
         """Statistics of the cluster."""
 

@@ -243,6 +243,10 @@ class EmbeddedControl:
     def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:
         self._moved[request] = error or "", nbytes
 
+    def drain(self, machine: str, timeout_s: float, force: bool) -> int:
+        """See `ControlPlane`."""
+        raise errors.ConnectError(f"no machine {machine!r} has joined: this cluster is this process itself")
+
     def cluster_stats(self) -> dict[str, Any]:
         """See `ControlPlane`."""
         return {"controller": self.controller.stats(), "hosts": [{"host": 0, **self.driver.stats()}]}

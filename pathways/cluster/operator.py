@@ -51,6 +51,12 @@ def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, An
     return limits_of(_operate(address, "Limit", limit_request(client, changes)))
 
 
+def drain(address: str, machine: str, timeout_s: float, force: bool) -> int:
+    """Lets a machine go; see `pathways.controller.draining`. Returns the number of the island that it was."""
+    request = pb.DrainRequest(machine=machine, timeout_s=timeout_s, force=force)
+    return int(_operate(address, "Drain", request).island)
+
+
 def limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
     """The request to change what a client may have: see `ControlPlane.limit`. 0 takes a quota away.
 

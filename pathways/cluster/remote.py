@@ -283,6 +283,11 @@ class RemoteControl:
         """See `ControlPlane`."""
         return limits_of(self._call(self._stub.Limit, limit_request(client, changes)))
 
+    def drain(self, machine: str, timeout_s: float, force: bool) -> int:
+        """See `ControlPlane`."""
+        request = pb.DrainRequest(machine=machine, timeout_s=timeout_s, force=force)
+        return int(self._call(self._stub.Drain, request).island)
+
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
         return wire.load_stats(self._call(self._stub.Stats, Empty()))

@@ -356,6 +356,15 @@ class Agents:
         """What people want to know of each machine that has joined, by island."""
         return [agent.stats() for _, agent in sorted(self._by_island.items()) if agent.threads is not None]
 
+    @property
+    def by_name(self) -> dict[str, Agent]:
+        """The agents whose links are open."""
+        return {agent.name: agent for agent in self._by_island.values() if agent.threads is not None}
+
+    def let_go(self, agent: Agent) -> None:
+        """Asks an agent to leave. It is lost when its link ends."""
+        agent.requests.put_nowait(pb.AgentRequest(leave={}))
+
     def lose_island(self, island: int, why: str) -> None:
         """Counts the agent of an island as lost."""
         if (agent := self._by_island.get(island)) is not None:

@@ -17,6 +17,7 @@ from pathways.controller import client_limits
 from pathways.controller.callback_router import CallbackRouter
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.connections import Connections
+from pathways.controller.draining import Draining
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.program_manager import ProgramManager
 from pathways.controller.records import ClientRecord, Connection, HostRecord
@@ -44,6 +45,7 @@ class ClientManager:
         self.callbacks = CallbackRouter(cluster, self.clients)
         self.suspension = Suspension(cluster, self.clients)
         self.tracing = Tracing(cluster, self.clients)
+        self.draining = Draining(cluster, self.clients)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 

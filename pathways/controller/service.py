@@ -273,6 +273,12 @@ class ControllerService(rpc.ControllerServicer):
             reader.cancel()
 
     @_refusing
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: D102
+        self._client_manager.check_operator(wire.token_of(context), f"drain machine {request.machine!r}")
+        island = await self._client_manager.draining.drain(request.machine, request.timeout_s, request.force)
+        return pb.DrainReply(island=island)
+
+    @_refusing
     async def Shutdown(self, request: Empty, context: Any) -> Empty:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), "end the cluster")
         connection = self._client_manager.connections.of(wire.token_of(context))

@@ -20,6 +20,7 @@ from control_clusters import eventually
 from machines import MachineCluster
 
 import pathways as pw
+from pathways.cluster.operator import drain
 
 pytestmark = pytest.mark.slow
 
@@ -157,3 +158,24 @@ def test_the_controller_is_killed_and_nothing_is_left() -> None:
         assert not alive, "hosts end with the controller that they belong to"
         assert agent.is_running(), "the agent waits for another controller"
         cluster.close()
+
+
+def test_drain(machines: MachineCluster) -> None:
+    """A machine leaves when no slice lies on it, and not before; what is moved away in time keeps its values."""
+    with machines.connect() as cluster:
+        name = machines_of_island(cluster, machines)[1]
+        slice_there = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=1)
+        kept = pw.device_put(X, slice_there)
+        with pytest.raises(pw.errors.SliceError, match="1 slice of client 2"):
+            drain(machines.handle.address, name, 0.2, force=False)
+        with pytest.raises(pw.errors.SliceError, match="cluster.remap"):
+            cluster.drain(name, timeout=0.1)
+        with pytest.raises(pw.errors.ConnectError, match="there are: m0, m1"):
+            drain(machines.handle.address, "nobody", 0.2, force=False)
+        assert works(pw.jit(lambda x: x * 2 + 1, devices=slice_there)), "nothing has changed"
+        cluster.remap(slice_there, [0, 1])
+        assert drain(machines.handle.address, name, 5.0, force=False) == 1
+        with pytest.raises(pw.errors.ClusterClosedError, match="let this machine go"):
+            machines.agents[name].wait()
+        eventually(lambda: states(cluster) == ["up", "lost"], "the machine has left", 20)
+        np.testing.assert_array_equal(np.asarray(kept), X)
