@@ -9,6 +9,8 @@
 namespace pathways {
 namespace {
 
+constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is silent for so long is gone
+
 [[noreturn]] void refuse(const std::string& why) { throw Error(Status::kInvalid, "a link brought " + why); }
 
 template <typename T>
@@ -94,9 +96,13 @@ void Link::take(const FrameHeader& header, std::span<const std::byte> payload) {
       (void)first_of<int64_t>(payload, "a ping");
       enqueue(FrameKind::kPong, 0, 0, payload.first(sizeof(int64_t)));
       return;
-    case FrameKind::kPong:
-      stats_.round_trip_ns = clock_() - first_of<int64_t>(payload, "a pong");
+    case FrameKind::kPong: {
+      // The other end may have written any number.
+      const auto asked = static_cast<uint64_t>(first_of<int64_t>(payload, "a pong"));
+      const uint64_t trip = static_cast<uint64_t>(clock_()) - asked;
+      if (trip < kLongestTripNs) stats_.round_trip_ns = static_cast<int64_t>(trip);
       return;
+    }
   }
   refuse("a frame of kind " + std::to_string(static_cast<int>(header.kind)) + ", which this end does not take");
 }
