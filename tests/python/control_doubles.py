@@ -134,7 +134,9 @@ class FakeDriver:
         self.replaced: list[str] = []
         self._stopped = threading.Event()
 
-    def attach_client(self, client: int, segment: Segment, futures: int, checkpoint_root: str | None) -> None:
+    def attach_client(
+        self, client: int, segment: Segment, futures: int, checkpoint_root: str | None, is_far: bool
+    ) -> None:
         if os.pread(segment.fd, len(GARBLED), 0) == GARBLED:
             raise ValueError("a ring lies outside of the segment")
         self.clients[client] = segment.nbytes

@@ -176,7 +176,7 @@ def test_errors_keep_their_class_across_the_wire() -> None:
 def test_configurations_survive_the_command_line() -> None:
     cluster = ControllerConfig(ClusterOptions(2, 2, 2, "cpu"), "cpu", "/d", 1, 2, 3)
     assert config.load_controller(config.dump(cluster)) == cluster
-    host = HostConfig(1, 1, (0, 1), 2, "cpu", "unix:/a", "unix:/c", 1, 3, 4, (5, 6), 1.5, "n", "d")
+    host = HostConfig(1, 1, (0, 1), 2, "cpu", "unix:/a", "unix:/c", 1, 4, (5, 6), 1.5, "n", "d", 3)
     assert config.load_host(config.dump(host)) == host
     assert host.first_device == 2
 
