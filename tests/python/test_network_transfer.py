@@ -7,6 +7,7 @@ The other end is a gRPC server of the test's own; packing and unpacking are nati
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -84,7 +85,7 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
         server.add_insecure_port(address)
         server.start()
         core = Core()
-        made = network_transfer._HostStream(core, address)
+        made = network_transfer._HostStream(core, address, functools.partial(network_transfer._channel, ""))
         stops.extend([made.stop, lambda: server.stop(None)])
         return made, core
 
@@ -169,7 +170,7 @@ def test_nobody_there(way: Any) -> None:
     """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
     core = Core()
     for order, address in enumerate(("", "unix:/nowhere/at.all")):
-        lost = network_transfer._HostStream(core, address)
+        lost = network_transfer._HostStream(core, address, functools.partial(network_transfer._channel, ""))
         lost.send(OutgoingTransfer(order))
         (error,) = core.wait(order)
         assert error is not None and "stream" in error
