@@ -55,7 +55,8 @@ void register_segments(py::module_& m) {
         return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes, far_ring_bytes}, shared);
       },
       "host"_a, "hosts"_a, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20,
-      "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "far_ring_bytes"_a = 0, "All rings into and out of one host, and its arena.");
+      "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "far_ring_bytes"_a = 0,
+      "All rings into and out of one host, and its arena.");
   m.def(
       "client_segment",
       [](uint32_t futures, uint32_t ring_bytes, size_t arena_bytes, bool shared) {
@@ -67,7 +68,8 @@ void register_segments(py::module_& m) {
       "process.");
   m.def(
       "arena_bytes_of", [](Segment& s) { return ClientView(s).arena().bytes(); }, "client_segment"_a,
-      "The bytes of a client's arena, with its own header; 0 when there is none. Raises ValueError as futures_of does.");
+      "The bytes of a client's arena, with its own header; 0 when there is none. Raises ValueError as futures_of "
+      "does.");
   m.def(
       "futures_of", [](Segment& s) { return ClientView(s).futures().capacity(); }, "client_segment"_a,
       "How many futures the table of a client's segment has. Raises ValueError when the segment is malformed "

@@ -143,7 +143,7 @@ void Link::take_peer(const FrameHeader& header, std::span<const std::byte> paylo
   const auto source = first_of<FarHeader>(payload, "a record of a host to another");
   if (end_ == End::kHome) {
     // LINK-2: the source is of this link, and the destination in the incarnation that the source knows.
-    const std::shared_ptr<Link> way = hub_.way_to(header.a, header.b);
+    const std::shared_ptr<Link> way = hub_.link_to(header.a, header.b);
     if (host_of(source.host, source.incarnation) == nullptr || way == nullptr || way.get() == this) {
       ++stats_.dropped;
       return;

@@ -44,12 +44,12 @@ void Link::add_host(uint32_t number, int32_t incarnation, const HostView& block,
     bells_to_add_.push_back({host.bell, host.keep});
     hosts_.insert_or_assign(number, std::move(host));
   }
-  if (end_ == End::kHome) hub_.add_way(number, incarnation, shared_from_this());
+  if (end_ == End::kHome) hub_.add_destination(number, incarnation, shared_from_this());
   wake();
 }
 
 void Link::remove_host(uint32_t number) {
-  if (end_ == End::kHome) hub_.remove_way(number, this);
+  if (end_ == End::kHome) hub_.remove_destination(number, this);
   {
     const std::lock_guard lock(mutex_);
     const auto found = hosts_.find(number);
@@ -105,7 +105,7 @@ void Link::close() {
     twins_.clear();
   }
   for (const auto& [number, host] : hosts) {
-    if (end_ == End::kHome) hub_.remove_way(number, this);
+    if (end_ == End::kHome) hub_.remove_destination(number, this);
   }
   for (const Bell& bell : rung_) bells_.remove(bell.word);
   rung_.clear();

@@ -22,21 +22,21 @@ void LinkHub::add_group(uint32_t group, std::vector<uint32_t> hosts) {
   groups_[group] = std::move(hosts);
 }
 
-void LinkHub::add_way(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link) {
+void LinkHub::add_destination(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link) {
   const std::lock_guard lock(mutex_);
-  ways_[host] = {incarnation, link, link.get()};
+  destinations_[host] = {incarnation, link, link.get()};
 }
 
-void LinkHub::remove_way(uint32_t host, const Link* link) {
+void LinkHub::remove_destination(uint32_t host, const Link* link) {
   const std::lock_guard lock(mutex_);
-  const auto found = ways_.find(host);
-  if (found != ways_.end() && found->second.name == link) ways_.erase(found);
+  const auto found = destinations_.find(host);
+  if (found != destinations_.end() && found->second.name == link) destinations_.erase(found);
 }
 
-std::shared_ptr<Link> LinkHub::way_to(uint32_t host, int32_t incarnation) {
+std::shared_ptr<Link> LinkHub::link_to(uint32_t host, int32_t incarnation) {
   const std::lock_guard lock(mutex_);
-  const auto found = ways_.find(host);
-  if (found == ways_.end() || found->second.incarnation != incarnation) return nullptr;
+  const auto found = destinations_.find(host);
+  if (found == destinations_.end() || found->second.incarnation != incarnation) return nullptr;
   return found->second.link.lock();
 }
 

@@ -38,10 +38,10 @@ class LinkHub {
   void add_group(uint32_t group, std::vector<uint32_t> hosts);
 
   // For links.
-  void add_way(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link);
-  void remove_way(uint32_t host, const Link* link);
+  void add_destination(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link);
+  void remove_destination(uint32_t host, const Link* link);
   /// The link to a host, if this is its present incarnation; else nullptr.
-  std::shared_ptr<Link> way_to(uint32_t host, int32_t incarnation);
+  std::shared_ptr<Link> link_to(uint32_t host, int32_t incarnation);
   std::vector<uint32_t> group(uint32_t number);
   /// Counts a host's part of a future, after it has written the value that came with it. False: the record is wrong.
   bool complete(std::span<const std::byte> record);
@@ -55,7 +55,7 @@ class LinkHub {
     ClientView view;
     std::shared_ptr<const void> keep;
   };
-  struct Way {
+  struct Destination {
     int32_t incarnation;
     std::weak_ptr<Link> link;
     const Link* name;  ///< the same link, to compare
@@ -63,7 +63,7 @@ class LinkHub {
   std::mutex mutex_;  ///< guards everything
   std::unordered_map<uint32_t, Client> clients_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> groups_;
-  std::unordered_map<uint32_t, Way> ways_;
+  std::unordered_map<uint32_t, Destination> destinations_;
 };
 
 }  // namespace pathways

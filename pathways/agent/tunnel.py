@@ -124,9 +124,9 @@ class TunnelServer:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._carry, args=(near,), name="pw-tunnel", daemon=True).start()
+            threading.Thread(target=self._tunnel, args=(near,), name="pw-tunnel", daemon=True).start()
 
-    def _carry(self, near: socket.socket) -> None:
+    def _tunnel(self, near: socket.socket) -> None:
         try:
             far = self._dial()
         except (errors.PathwaysError, OSError) as error:

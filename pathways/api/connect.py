@@ -107,8 +107,8 @@ def connect(
     """A `Cluster`, which is also a context manager. Connecting again to an equal target gives the same one.
 
     Args:
-        target: None for this process's own devices; a `LocalCluster` to start host processes here; or the address of a
-            running cluster, "unix:/…".
+        target: a `LocalCluster` to start host processes here; or the address of a running cluster, "unix:/…". None: the
+            address in the variable PATHWAYS_ADDRESS if that is set, else this process's own devices.
         name: what `pathways status` calls this client.
         weight: how this client shares devices with others: over any second in which both have work, a client of weight
             2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000. The policy "fifo"
@@ -135,6 +135,8 @@ def connect(
             forked from one that uses JAX.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
     """
+    if target is None:
+        target = os.environ.get(ADDRESS_VARIABLE) or None
     if not (target is None or isinstance(target, LocalCluster | str)):
         raise errors.ConnectError(
             "connect expects None (this process's devices), a LocalCluster, or an address "
@@ -220,6 +222,8 @@ def _check_same_terms(cluster: Cluster, asked: dict[str, Any]) -> None:
             )
 
 
+#: The address that `connect` takes when it is given no target.
+ADDRESS_VARIABLE = "PATHWAYS_ADDRESS"
 #: Seconds between two looks of `Cluster.wait_for`.
 WAIT_FOR_LOOK_S = 0.05
 

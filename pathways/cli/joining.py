@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -38,6 +39,9 @@ def tell_how_to_join(where: Listening, handle: LocalClusterHandle) -> None:
     """Prints the line by which the first machine joins, to standard error."""
     from pathways.trust import Role, Tokens
 
+    if not sys.stderr.isatty():  # what is printed may go to a journal, where a token is no secret
+        click.echo(f"machines join at {handle.port}; `pathways token --role host` makes a token for each", err=True)
+        return
     token = Tokens(authority_folder(handle.directory)).make(Role.HOST, FIRST_TOKEN_S)
     shape = f"--hosts {handle.options.hosts_per_island} --devices-per-host {handle.options.devices_per_host}"
     if where.insecure_plaintext:

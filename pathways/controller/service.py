@@ -242,7 +242,7 @@ class ControllerService(rpc.ControllerServicer):
                 host=host.number,
                 island=topology.island_of(host.number),
                 pid=host.process.pid,
-                resident_bytes=resident_bytes(host.process.pid),
+                resident_bytes=0 if self._cluster.agents is not None else resident_bytes(host.process.pid),
                 devices=pb.DeviceRange(first=host.config.first_device, count=host.config.devices_per_host),
                 driver_json=driver,
                 restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart

@@ -124,7 +124,7 @@ struct Machine {
     deliver(*at_home, in, in.left());
   }
   /// Until nothing is left to be said.
-  void carry() {
+  void transmit() {
     do {
       collect();
       deliver_all();
@@ -170,9 +170,9 @@ struct Home {
     record.lease_bytes = bytes;
     return joined(record);
   }
-  void carry() {
+  void transmit() {
     for (int i = 0; i < 3; ++i) {
-      for (auto& machine : machines) machine->carry();
+      for (auto& machine : machines) machine->transmit();
     }
   }
 

@@ -122,7 +122,7 @@ TEST(Link, RandomRecords) {
     if (HasFatalFailure()) return;
   }
   for (int i = 0; i < 1000 && came != sent; ++i) {
-    home.carry();
+    home.transmit();
     for (uint32_t host = 0; host < 4; ++host) look(host);
   }
   EXPECT_EQ(came, sent);
@@ -160,7 +160,7 @@ TEST(Link, OtherIncarnationsAreDropped) {
   home[0].remove_host(1);
   home[0].add_host(1, 6);
   put(home[0].hosts.at(1).orders, plain(3));
-  home[0].carry();
+  home[0].transmit();
   EXPECT_EQ(next(home[0].hosts.at(1).inbox), plain(3));
   EXPECT_TRUE(next(home[0].hosts.at(1).inbox).empty());
   EXPECT_TRUE(next(home[0].hosts.at(1).reports).empty());
@@ -178,10 +178,10 @@ TEST(Link, HostsOfOtherMachines) {
   const auto heard = [&]() -> Bytes { return next(home[1].hosts.at(1).from_far); };
   const auto expected = [&](uint64_t what) { return joined(FarHeader{0, 1}, plain(what)[0], what); };
   say({1, 2}, 7);
-  home.carry();
+  home.transmit();
   EXPECT_EQ(heard(), expected(7));
   for (const FarHeader& nobody : {FarHeader{1, 1}, FarHeader{1, 3}, FarHeader{0, 1}, FarHeader{2, 2}}) say(nobody, 8);
-  home.carry();
+  home.transmit();
   EXPECT_TRUE(heard().empty());
   EXPECT_EQ(home[0].at_home->stats().dropped, 4u);
   // A machine speaks for its own hosts only.
@@ -191,14 +191,14 @@ TEST(Link, HostsOfOtherMachines) {
     std::memcpy(writer.begin(FrameKind::kPeer, 1, 2, 16), joined(forged, uint64_t{9}).data(), 16);
     home[0].at_home->deliver(frame);
   }
-  home.carry();
+  home.transmit();
   EXPECT_TRUE(heard().empty());
   // What a lost machine has said reaches nobody under the name of its successor.
   say({1, 2}, 10);
   home[0].collect();
   home[0].remove_host(0);
   home[0].add_host(0, 4);
-  home.carry();
+  home.transmit();
   EXPECT_TRUE(heard().empty());
 }
 
@@ -216,7 +216,7 @@ TEST(Link, NothingComesOutOfAClosedLink) {
   EXPECT_THROW(home[0].at_home->add_host(2, 1, HostView(), nullptr), Error);
   home[0].at_home->remove_host(0);
   put(home[1].hosts.at(1).to_far, joined(FarHeader{0, 1}, uint64_t{1}));
-  home[1].carry();
+  home[1].transmit();
   EXPECT_EQ(home[1].at_home->stats().dropped, 1u);
   EXPECT_TRUE(next(home[1].hosts.at(1).from_far).empty());
 }
@@ -251,7 +251,7 @@ TEST(Link, ValuesOfFutures) {
     record.resize(padded(record.size()));
     put(home[machine].hosts.at(static_cast<uint32_t>(machine)).outgoing, record);
     put(home[machine].hosts.at(static_cast<uint32_t>(machine)).outgoing, plain(machine));
-    home[machine].carry();
+    home[machine].transmit();
   };
   ReadBackArea& area = *ClientBlock::attach(home.client)->read_back_area();
   for (const size_t bytes : {size_t{8}, size_t{64}, size_t{65}, size_t{4096}}) {
@@ -296,7 +296,7 @@ TEST(Link, WhatIsNotRead) {
   talk();
   EXPECT_THROW((void)home[1].at_home->collect(home[1].buffer), Error);
   put(home[0].hosts.at(0).outgoing, plain(1));
-  home[0].carry();
+  home[0].transmit();
   EXPECT_EQ(next(home[0].hosts.at(0).reports), plain(1));
 }
 

@@ -53,7 +53,7 @@ struct Machine {
     host->add_plan(id, std::move(plan));
     host->set_compiled(id, std::nullopt);
   }
-  static void carry(Link& from, Link& to, Bytes& wire, std::mt19937_64& random) {
+  static void transmit(Link& from, Link& to, Bytes& wire, std::mt19937_64& random) {
     static Bytes buffer(size_t{1} << 20);
     const size_t count = from.collect(buffer);
     wire.insert(wire.end(), buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(count));
@@ -114,8 +114,8 @@ struct LinkedCluster : testing::Test {
     } else {
       Machine& machine = *machines[(who - 2) / 3];
       if ((who - 2) % 3 == 0) machine.host->step();
-      if ((who - 2) % 3 == 1) Machine::carry(*machine.at_home, *machine.here, machine.out, random);
-      if ((who - 2) % 3 == 2) Machine::carry(*machine.here, *machine.at_home, machine.in, random);
+      if ((who - 2) % 3 == 1) Machine::transmit(*machine.at_home, *machine.here, machine.out, random);
+      if ((who - 2) % 3 == 2) Machine::transmit(*machine.here, *machine.at_home, machine.in, random);
     }
   }
   struct Submitted {

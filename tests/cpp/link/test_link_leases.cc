@@ -38,7 +38,7 @@ TEST(LinkLeases, Puts) {
     const Bytes record = home.command(CommandKind::kPut, stamp, 0, offset, bytes, stamp);
     const uint64_t before = home[0].at_home->stats().bytes_out;
     for (const uint32_t host : {0u, 1u, 2u}) home.order(host, record);
-    home.carry();
+    home.transmit();
     EXPECT_LT(home[0].at_home->stats().bytes_out - before, bytes + bytes / 100 + 2000);  // once for both hosts
     for (const uint32_t host : {0u, 1u, 2u}) {
       EXPECT_EQ(next(home[host / 2].hosts.at(host).inbox), record);
@@ -52,7 +52,7 @@ TEST(LinkLeases, Puts) {
       EXPECT_TRUE(home.is_lent(offset, host));
       EXPECT_TRUE(home.there(host / 2).return_lease(offset, host));
       EXPECT_FALSE(home.there(host / 2).return_lease(offset, host));
-      home.carry();
+      home.transmit();
       // A machine's leases come back together, and after that nothing of them is there any more.
       EXPECT_EQ(home.is_lent(offset, 0), host != 1);
       EXPECT_EQ(home.is_lent(offset, 1), host != 1);
@@ -70,7 +70,7 @@ TEST(LinkLeases, RefusedPutsLeaseWithoutBytes) {
   auto record = read_record<CommandRecord>(home.command(CommandKind::kPut, 1, 0, offset, 1'000'000, 1));
   record.is_refused = 1;
   home.order(0, joined(record));
-  home.carry();
+  home.transmit();
   EXPECT_LT(home[0].at_home->stats().bytes_out, 2000u);
   EXPECT_TRUE(home.there(0).return_lease(offset, 0));
 }
@@ -88,13 +88,13 @@ TEST(LinkLeases, HostsThatCannotBorrow) {
     std::memset(home.arena().at(offset), static_cast<int>(handle), 100);
     home.arena().retain(offset);
     put(home[0].hosts.at(Arena::kBorrowers).orders, home.command(CommandKind::kPut, handle, 0, offset, 100, 0));
-    home.carry();
+    home.transmit();
     const ArenaView there = ClientView(home[0].clients.at(Home::kClient)).arena();
     const std::byte* here = there.find(offset, 100);
     ASSERT_NE(here, nullptr);
     EXPECT_EQ(here[99], static_cast<std::byte>(handle));
     EXPECT_TRUE(there.release(offset));
-    home.carry();
+    home.transmit();
     EXPECT_EQ(home.arena().was_references(offset), 1u);
     home.arena().release(offset);
   }
@@ -108,7 +108,7 @@ TEST(LinkLeases, Fetches) {
     for (const uint32_t host : {0u, 1u}) {
       home.order(host, home.command(CommandKind::kFetch, 77, token.raw, offset, bytes, stamp));
     }
-    home.carry();
+    home.transmit();
     const Bytes value = pattern(bytes, stamp + 1);
     for (const uint32_t host : {0u, 1u}) {
       std::byte* here = home.there(0).find_leased(offset, bytes, host);
@@ -119,7 +119,7 @@ TEST(LinkLeases, Fetches) {
       EXPECT_EQ(home.futures().poll(token), FutureState::kPending);
       put(home[0].hosts.at(host).outgoing,
           joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient}, token.raw, 0, 0}));
-      home.carry();
+      home.transmit();
     }
     EXPECT_EQ(home.futures().poll(token), FutureState::kReady);
     EXPECT_EQ(std::memcmp(home.arena().at(offset), value.data(), bytes), 0);
@@ -135,14 +135,14 @@ TEST(LinkLeases, AFetchThatFailedBringsNothing) {
   const Handle token = home.future();
   home.hub.add_group(Home::kGroup, {0});
   home.order(0, home.command(CommandKind::kFetch, 77, token.raw, offset, 64, 1));
-  home.carry();
+  home.transmit();
   std::memset(home.there(0).find_leased(offset, 64, 0), 2, 64);
   EXPECT_TRUE(home.there(0).return_lease(offset, 0));
-  home.carry();
+  home.transmit();
   EXPECT_TRUE(home.is_lent(offset, 0));  // not before the fetch is over
   const Bytes failed = joined(FailedRecord{{RecordKind::kFailed, 0, Home::kClient}, token.raw, 0, 0});
   put(home[0].hosts.at(0).outgoing, failed);
-  home.carry();
+  home.transmit();
   EXPECT_EQ(next(home[0].hosts.at(0).reports), failed);
   EXPECT_EQ(home.arena().at(offset)[0], std::byte{1});
   EXPECT_FALSE(home.is_lent(offset, 0));
@@ -156,7 +156,7 @@ TEST(LinkLeases, ALeaseComesBackBehindTheBytes) {
   const uint64_t offset = home.block(bytes, 1, 1);
   const Handle token = home.future();
   home.order(0, home.command(CommandKind::kFetch, 77, token.raw, offset, bytes, 1));
-  home.carry();
+  home.transmit();
   std::memset(home.there(0).find_leased(offset, bytes, 0), 2, bytes);
   EXPECT_TRUE(home.there(0).return_lease(offset, 0));
   put(home[0].hosts.at(0).outgoing,
@@ -172,7 +172,7 @@ TEST(LinkLeases, ALeaseComesBackBehindTheBytes) {
   EXPECT_EQ(home.arena().at(offset)[bytes - 1], std::byte{2});
   home[0].deliver_all();
   EXPECT_EQ(home.futures().poll(token), FutureState::kReady);
-  home.carry();
+  home.transmit();
   EXPECT_FALSE(home.is_lent(offset, 0));
 }
 
@@ -184,7 +184,7 @@ TEST(LinkLeases, LeasesOfLostHosts) {
     uint64_t offset = home.block(64, 4, 1);
     const Handle token = home.future();
     home.order(2, home.command(kind, 77, token.raw, offset, 64, 1));
-    home.carry();
+    home.transmit();
     std::memset(home.there(1).find_leased(offset, 64, 2), 2, 64);
     EXPECT_TRUE(home.there(1).return_lease(offset, 2));
     put(home[1].hosts.at(2).outgoing,
@@ -205,7 +205,7 @@ TEST(LinkLeases, LeasesOfLostHosts) {
     home[1].add_host(2, 6);
     home[1].twin_client(Home::kClient, home.arena_bytes());
     home.order(2, home.command(CommandKind::kPut, 78, 0, offset, 64, 2));
-    home.carry();
+    home.transmit();
     EXPECT_EQ(home.futures().poll(token), FutureState::kPending);
     EXPECT_TRUE(home.is_lent(offset, 2));
     EXPECT_EQ(home.arena().at(offset)[0], std::byte{3});
@@ -213,7 +213,7 @@ TEST(LinkLeases, LeasesOfLostHosts) {
     ASSERT_NE(here, nullptr);
     EXPECT_EQ(here[63], std::byte{3});
     EXPECT_TRUE(home.there(1).return_lease(offset, 2));
-    home.carry();
+    home.transmit();
     EXPECT_FALSE(home.is_lent(offset, 2));
   }
 }
@@ -316,10 +316,10 @@ TEST(LinkLeases, RandomLeases) {
     if (HasFatalFailure()) return;
   }
   for (int i = 0; i < 1000 && !lent.empty(); ++i) {
-    home.carry();
+    home.transmit();
     for (auto& [offset, block] : lent) look(offset, block);
     if (HasFatalFailure()) return;
-    home.carry();
+    home.transmit();
     finish();
   }
   EXPECT_TRUE(lent.empty());
@@ -338,14 +338,14 @@ TEST(LinkLeases, ClientsThatAreGone) {
   home.order(0, record);
   home.order(0, gone);
   home.order(1, record);
-  home.carry();
+  home.transmit();
   home.hub.remove_client(Home::kClient);
   EXPECT_NE(home.there(0).find_leased(offset, 64, 1), nullptr);
   EXPECT_TRUE(home.there(0).return_lease(offset, 0));
   home.order(1, gone);
-  home.carry();
+  home.transmit();
   EXPECT_TRUE(home.there(0).return_lease(offset, 1));  // the host's own mapping stays
-  home.carry();
+  home.transmit();
   EXPECT_EQ(next(home[0].hosts.at(1).inbox), record);
   EXPECT_EQ(next(home[0].hosts.at(1).inbox), gone);
 }

@@ -144,7 +144,7 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
   }
 }
 
-/// A machine that lies can write only to what was lent to it for a fetch, and give back only its own leases.
+/// A machine that lies can write only to what was lent to it for a fetch, and return only its own leases.
 TEST(Nonsense, HomeWritesOnlyWhatItLent) {
   Home home(1);
   home[0].add_host(1, 5);
@@ -160,7 +160,7 @@ TEST(Nonsense, HomeWritesOnlyWhatItLent) {
   home.arena().lease_out(lent, 6, 2);
   put(home[0].hosts.at(1).orders, home.command(CommandKind::kFetch, 7, home.future().raw, fetched, 64, 1));
   put(home[0].hosts.at(1).orders, home.command(CommandKind::kPut, 8, 0, lent, 64, 2));
-  home.carry();
+  home.transmit();
   Link& link = *home[0].at_home;
   const auto say = [&](const Bytes& bytes) {
     const uint64_t before = link.stats().dropped;
@@ -172,7 +172,7 @@ TEST(Nonsense, HomeWritesOnlyWhatItLent) {
     payload.resize(sizeof(DataFrame) + bytes, std::byte{9});
     return say(frame(FrameKind::kData, Home::kClient, 0, payload));
   };
-  const auto give_back = [&](uint64_t offset, uint64_t lease, uint32_t host) {
+  const auto return_lease = [&](uint64_t offset, uint64_t lease, uint32_t host) {
     return say(
         frame(FrameKind::kLeaseBack, Home::kClient, static_cast<int32_t>(host), joined(LeaseBackFrame{offset, lease})));
   };
@@ -181,19 +181,19 @@ TEST(Nonsense, HomeWritesOnlyWhatItLent) {
   EXPECT_FALSE(write(fetched, 0, 2, 8));
   EXPECT_FALSE(write(fetched, 60, 1, 8));
   EXPECT_FALSE(write(fetched, UINT64_MAX, 1, 8));
-  EXPECT_FALSE(give_back(own, 1, 1));
-  EXPECT_FALSE(give_back(lent, 1, 1));
-  EXPECT_FALSE(give_back(lent, 2, 2));  // to which this link has lent nothing
+  EXPECT_FALSE(return_lease(own, 1, 1));
+  EXPECT_FALSE(return_lease(lent, 1, 1));
+  EXPECT_FALSE(return_lease(lent, 2, 2));  // to which this link has lent nothing
   for (const uint64_t block : {own, fetched, lent}) {
     EXPECT_EQ(home.arena().at(block)[0], std::byte{1});
     EXPECT_EQ(home.arena().was_references(block), block == own ? 1u : 3u);
   }
   EXPECT_TRUE(write(fetched, 56, 1, 8));
   EXPECT_EQ(home.arena().at(fetched)[63], std::byte{9});
-  EXPECT_TRUE(give_back(fetched, 1, 1));
-  EXPECT_FALSE(give_back(fetched, 1, 1));
+  EXPECT_TRUE(return_lease(fetched, 1, 1));
+  EXPECT_FALSE(return_lease(fetched, 1, 1));
   EXPECT_FALSE(write(fetched, 0, 1, 8));
-  EXPECT_TRUE(give_back(lent, 2, 1));
+  EXPECT_TRUE(return_lease(lent, 2, 1));
   EXPECT_EQ(home.arena().was_references(lent), 2u);
 }
 
