@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathways.api.placed import jit
     from pathways.api.program import program
     from pathways.api.put import device_put
+    from pathways.api.ray_target import RayCluster
     from pathways.api.recording import trace
     from pathways.api.session import make_virtual_device_set
     from pathways.api.slices import Device, Slice, VirtualDeviceSet
@@ -46,6 +47,7 @@ __all__ = [
     "Device",
     "HostObject",
     "LocalCluster",
+    "RayCluster",
     "Slice",
     "Variable",
     "VirtualDeviceSet",
@@ -74,6 +76,7 @@ _PLACES = {
     "Device": "slices",
     "HostObject": "host_callbacks",
     "LocalCluster": "connect",
+    "RayCluster": "ray_target",
     "Slice": "slices",
     "Variable": "variables",
     "VirtualDeviceSet": "slices",

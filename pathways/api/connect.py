@@ -2,6 +2,7 @@
 
 cluster = pw.connect()                                              # this process's own devices
 cluster = pw.connect(pw.LocalCluster(islands=2, devices_per_host=4))  # host processes on this machine
+cluster = pw.connect(pw.RayCluster(islands=2, devices_per_host=8, resources_per_host={"GPU": 8}))  # on Ray's machines
 cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a running one
 """
 
@@ -17,11 +18,12 @@ from typing import Any, NoReturn
 
 from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
+from pathways.api.ray_target import RayCluster
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
 from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms
-from pathways.process.config import POLICIES, WHEN_FULL
+from pathways.process.config import check_rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +79,17 @@ class LocalCluster:
 
     def __post_init__(self) -> None:
         """Refuses a dispatch, or a policy, that there is not."""
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            raise ValueError(f"policy is one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}")
-        if not isinstance(self.when_full, str) or self.when_full not in WHEN_FULL:
-            raise ValueError(f"when_full is one of {', '.join(map(repr, WHEN_FULL))}, got {self.when_full!r}")
+        check_rules(self.policy, self.when_full)
         if self.dispatch not in ("parallel", "sequential"):
             raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
+
+    def start(self, progress: Any, terms: ClientTerms | None) -> Any:
+        """Starts it: what `connect` does first. Returns a `LocalClusterHandle`."""
+        from pathways.cluster.launcher import start_local_cluster
+
+        sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        is_sequential = sizes.pop("dispatch") == "sequential"
+        return start_local_cluster(progress=progress, terms=terms, sequential=is_sequential, **sizes)
 
 
 _live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
@@ -92,7 +99,7 @@ _child_of: int | None = None  # the process that forked this one when JAX was up
 
 
 def connect(
-    target: LocalCluster | str | None = None,
+    target: LocalCluster | RayCluster | str | None = None,
     *,
     name: str | None = None,
     weight: float | None = None,
@@ -107,8 +114,9 @@ def connect(
     """A `Cluster`, which is also a context manager. Connecting again to an equal target gives the same one.
 
     Args:
-        target: a `LocalCluster` to start host processes here; or the address of a running cluster, "unix:/…". None: the
-            address in the variable PATHWAYS_ADDRESS if that is set, else this process's own devices.
+        target: a `LocalCluster` to start host processes here, a `RayCluster` to start them on the machines of a Ray
+            cluster; or the address of a running cluster, "unix:/…". None: the address in the variable PATHWAYS_ADDRESS
+            if that is set, else this process's own devices.
         name: what `pathways status` calls this client.
         weight: how this client shares devices with others: over any second in which both have work, a client of weight
             2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000. The policy "fifo"
@@ -137,9 +145,9 @@ def connect(
     """
     if target is None:
         target = os.environ.get(ADDRESS_VARIABLE) or None
-    if not (target is None or isinstance(target, LocalCluster | str)):
+    if not (target is None or isinstance(target, LocalCluster | RayCluster | str)):
         raise errors.ConnectError(
-            "connect expects None (this process's devices), a LocalCluster, or an address "
+            "connect expects None (this process's devices), a LocalCluster, a RayCluster, or an address "
             f"like unix:/path, got {target!r} of type {type(target).__name__}"
         )
     if _child_of is not None or _jaxlib.is_forked():
@@ -163,29 +171,8 @@ def connect(
             from pathways.cluster.embedded import EmbeddedControl
 
             cluster = Cluster(EmbeddedControl(terms), target)
-        elif isinstance(target, LocalCluster):
-            from pathways.cluster.launcher import start_local_cluster
-
-            handle = start_local_cluster(
-                target.islands,
-                target.hosts_per_island,
-                target.devices_per_host,
-                platform=target.platform,
-                progress=progress,
-                device_memory=target.device_memory,
-                transfer_memory=target.transfer_memory,
-                sequential=target.dispatch == "sequential",
-                distance_us=target.distance_us,
-                machines=target.machines,
-                policy=target.policy,
-                when_full=target.when_full,
-                checkpoint_root=target.checkpoint_root,
-                client_memory=target.client_memory,
-                client_runs=target.client_runs,
-                max_weight=target.max_weight,
-                max_priority=target.max_priority,
-                terms=terms,
-            )
+        elif isinstance(target, LocalCluster | RayCluster):
+            handle = target.start(progress, terms)
             try:
                 cluster = Cluster(handle.control, target, handle)
             except BaseException:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,6 +16,7 @@ from pathways import errors
 from pathways.cli.agent import agent
 from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.machines import drain
+from pathways.cli.on_ray import ray_options, start_on_ray, taken_ray_options
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
 from pathways.cli.tokens import token
@@ -48,7 +51,14 @@ def main() -> None:
     """Pathways for JAX: one program drives many accelerators."""
 
 
-@main.command(short_help="Start a cluster on this machine.")
+@main.command(short_help="Start a cluster on this machine, or on Ray.")
+@click.option(
+    "--on",
+    type=click.Choice(["here", "ray"]),
+    default="here",
+    show_default=True,
+    help="Where the hosts are; on Ray, with the options below.",
+)
 @click.option("--islands", type=click.IntRange(1), default=1, show_default=True, help="Number of islands.")
 @click.option(
     "--hosts-per-island", type=click.IntRange(1), default=1, show_default=True, help="Host processes of each island."
@@ -96,7 +106,9 @@ def main() -> None:
     help="The folder of the keys by which machines trust each other; made if it is not there.",
 )
 @click.option("--insecure-plaintext", is_flag=True, help="Encrypt nothing between machines.")
+@ray_options
 def up(
+    on: str,
     islands: int,
     hosts_per_island: int,
     devices_per_host: int,
@@ -112,11 +124,17 @@ def up(
     """Start a cluster on this machine and keep it in the foreground.
 
     Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
+
+    With --on ray, only the controller is on this machine. The hosts of each island run in an actor of a Ray cluster.
     """
     from pathways.cli.joining import listening, tell_how_to_join
     from pathways.cluster.launcher import start_local_cluster
 
-    where = listening(listen, authority, insecure_plaintext)
+    asked_of_ray = taken_ray_options(allowance, on)
+    where = listening(listen, authority, insecure_plaintext, listens_always=on == "ray")
+    start: Callable[..., Any] = functools.partial(start_local_cluster, listen=where)
+    if on == "ray":
+        start = functools.partial(start_on_ray, asked_of_ray, where)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -124,15 +142,14 @@ def up(
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
     try:
-        handle = start_local_cluster(
-            islands,
-            hosts_per_island,
-            devices_per_host,
+        handle = start(
+            islands=islands,
+            hosts_per_island=hosts_per_island,
+            devices_per_host=devices_per_host,
             platform=platform,
             device_memory=device_memory,
             transfer_memory=transfer_memory,
             policy=policy,
-            listen=where,
             **allowance,
         )
     except KeyboardInterrupt:
@@ -140,7 +157,7 @@ def up(
     try:
         click.echo(handle.address)
         sys.stdout.flush()
-        if where is not None:
+        if where is not None and on == "here":
             tell_how_to_join(where, handle)
         click.echo("Ctrl-C ends it.", err=True)
         while (failure := handle.control.failure()) is None:

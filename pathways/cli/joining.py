@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 FIRST_TOKEN_S = 3600.0
 
 
-def listening(listen: str | None, authority: str | None, insecure_plaintext: bool) -> Listening | None:
-    """What the options of `up` ask for.
+def listening(
+    listen: str | None, authority: str | None, insecure_plaintext: bool, *, listens_always: bool = False
+) -> Listening | None:
+    """What the options of `up` ask for. `listens_always`: without `--listen`, the address is empty.
 
     Raises:
         OptionError: they contradict each other.
@@ -28,6 +30,8 @@ def listening(listen: str | None, authority: str | None, insecure_plaintext: boo
     from pathways.trust import Address
 
     if listen is None:
+        if listens_always:
+            return Listening("", os.path.abspath(authority) if authority else "", insecure_plaintext)
         if authority is not None or insecure_plaintext:
             raise errors.OptionError("--authority and --insecure-plaintext go with --listen HOST:PORT")
         return None

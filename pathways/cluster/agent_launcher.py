@@ -92,7 +92,11 @@ class AgentHandle:
     def wait(self) -> None:
         """Waits for its end. Raises `ConnectError` when it ends by itself."""
         while True:
-            self._reports(3600.0)
+            self.check(3600.0)
+
+    def check(self, timeout_s: float) -> None:
+        """Waits so long, or less. Raises `ConnectError` when it has ended by itself."""
+        self._reports(timeout_s)
 
     def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
         found = self._supervised.reports(timeout_s)

@@ -117,6 +117,7 @@ class LocalClusterHandle:
         self.options = wanted
         self.port = ""  # where other machines join: `pathways://HOST:PORT`; empty: nowhere
         self.platform = platform
+        self.insecure_plaintext = listen is not None and listen.insecure_plaintext
         self.directory = run_directory.new_directory()
         self._pid = os.getpid()
         self._is_closed = False
@@ -131,7 +132,7 @@ class LocalClusterHandle:
                 report_fd,
                 listen=listen.address if listen else "",
                 authority=listen.authority if listen else "",
-                insecure_plaintext=listen.insecure_plaintext if listen else False,
+                insecure_plaintext=self.insecure_plaintext,
             )
             return [sys.executable, "-P", "-m", "pathways.controller.main", dump(config)]
 

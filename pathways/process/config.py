@@ -26,6 +26,16 @@ WHEN_FULL = {
 }
 
 
+def check_rules(policy: str, when_full: str) -> None:
+    """Raises:
+    ValueError: there is no such policy, or no such answer to full memory.
+    """
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ValueError(f"policy is one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+    if not isinstance(when_full, str) or when_full not in WHEN_FULL:
+        raise ValueError(f"when_full is one of {', '.join(map(repr, WHEN_FULL))}, got {when_full!r}")
+
+
 #: Stands for a client's name in `ClusterOptions.checkpoint_root`.
 BY_CLIENT = "{client}"
 

@@ -49,7 +49,7 @@ def start_ray(hosts: int, devices: int) -> list[Any]:
         object_store_memory=256 * 2**20,
         _node_ip_address="127.0.0.1",
     )
-    actor_class = ray.remote(num_cpus=1)(RayHost)
+    actor_class: Any = ray.remote(num_cpus=1)(RayHost)
     coordinator = free_address()
     actors = [actor_class.remote(rank, hosts, devices, coordinator) for rank in range(hosts)]
     ray.get([actor.__ray_ready__.remote() for actor in actors])

@@ -1,0 +1,344 @@
+"""Clusters on Ray, on a real Ray cluster of two nodes on this machine.
+
+Map from label to test:
+    RAY-1 (one use)  test_an_actor_that_is_killed_comes_back
+    RAY-2 (healing)  test_an_actor_that_is_killed_comes_back
+    RAY-3 (free)     test_closing_frees_everything
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from control_clusters import eventually, is_running
+
+import pathways as pw
+from pathways.cluster.ray_resources import RayPlacement
+from pathways.process import environment
+from pathways.process.config import ClusterOptions
+from pathways.process.run_directory import authority_folder
+from pathways.trust import Tokens
+
+X = np.arange(8, dtype=np.float32)
+SHAPE = {"islands": 2, "hosts_per_island": 1, "devices_per_host": 2}
+START_S = 240.0  # a busy machine
+NODE = {"num_cpus": 4, "num_gpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes, each with 4 CPUs and 4 GPUs in name only. This process is not connected to it."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install pathways[ray]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args=NODE)
+        try:
+            cluster.add_node(**NODE, labels={"kind": "second"})
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def target(ray_cluster: Any) -> pw.RayCluster:
+    return pw.RayCluster(
+        **SHAPE, platform="cpu", resources_per_host={"GPU": 2}, ray_address=ray_cluster.address, start_timeout_s=START_S
+    )
+
+
+@pytest.fixture
+def cluster(target: pw.RayCluster) -> Iterator[pw.Cluster]:
+    with pw.connect(target) as found:
+        yield found
+
+
+def placed(cluster: pw.Cluster, island: int, function: Any) -> Any:
+    return pw.jit(function, devices=pw.make_virtual_device_set(cluster).add_slice(devices=2, island=island))
+
+
+def states(cluster: pw.Cluster) -> list[str]:
+    return [host["state"] for host in cluster.stats()["hosts"]]
+
+
+def actor_of(host: int) -> psutil.Process:
+    """The actor's process, above the hosts, the agent and its supervisor."""
+    return next(each for each in psutil.Process(host).parents() if "RayAgent" in each.name() + "".join(each.cmdline()))
+
+
+def host_pids(cluster: pw.Cluster) -> list[int]:
+    return [host["pid"] for host in cluster.stats()["hosts"]]
+
+
+def free(ray_cluster: Any) -> dict[str, float]:
+    """What Ray has free, asked by a process of its own."""
+    code = f"import ray, json; ray.init({ray_cluster.address!r}); print(json.dumps(ray.available_resources()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_a_program_on_two_islands_is_plain_jax(cluster: pw.Cluster) -> None:
+    def first(w: Any, x: Any) -> Any:
+        return jax.numpy.tanh(x * w)
+
+    def second(h: Any) -> Any:
+        return (h**2).sum()
+
+    left, right = placed(cluster, 0, first), placed(cluster, 1, second)
+
+    @pw.program
+    def loss_and_gradient(w: Any, x: Any) -> Any:
+        return jax.value_and_grad(lambda w: right(left(w, x)))(w)
+
+    loss, gradient = loss_and_gradient(np.float32(0.5), X)
+    wanted, wanted_gradient = jax.value_and_grad(lambda w: second(first(w, X)))(np.float32(0.5))
+    np.testing.assert_allclose(np.asarray(loss), wanted, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(gradient), wanted_gradient, rtol=1e-6)
+
+    # SPREAD: each island on a node of its own; both have the devices that Ray assigned, and no others.
+    actors = [actor_of(pid) for pid in host_pids(cluster)]
+    assert len({actor.ppid() for actor in actors}) == 2
+    for actor, pid in zip(actors, host_pids(cluster), strict=True):
+        agent = psutil.Process(pid).parents()[0]
+        assigned = agent.environ()["CUDA_VISIBLE_DEVICES"]
+        assert assigned == psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
+        assert len(assigned.split(",")) == 2
+        assert actor.is_running()
+        on_gpus = environment.host_environment(ClusterOptions(1, 2, 1), "cuda", 1, agent.environ())
+        assert on_gpus["CUDA_VISIBLE_DEVICES"] == assigned.split(",")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+@pytest.mark.parametrize("for_good", [False, True], ids=["killed", "killed for good"])
+def test_an_actor_that_is_killed_comes_back(cluster: pw.Cluster, for_good: bool) -> None:
+    """Its island is lost and comes back; the other one goes on. Each start has had a token for one use."""
+    here, there = placed(cluster, 0, lambda x: x * 2 + 1), placed(cluster, 1, lambda x: x * 2 + 1)
+    kept_here, kept_there = here(X), there(X)
+    np.testing.assert_array_equal(np.asarray(kept_there), X * 2 + 1)
+    before = host_pids(cluster)
+    below = actor_of(before[1]).children(recursive=True)
+    handle = cluster._handle
+    if for_good:
+        handle._ray.kill(handle._actors[1])
+    else:
+        actor_of(before[1]).kill()
+    eventually(lambda: states(cluster)[1] != "up", "island 1 is lost", 30)
+    np.testing.assert_array_equal(np.asarray(here(kept_here)), (X * 2 + 1) * 2 + 1)
+    with pytest.raises(pw.errors.HostLostError):
+        np.asarray(there(kept_there) + 1)
+    cluster.wait_for(4, 180)
+    np.testing.assert_array_equal(np.asarray(there(X)), X * 2 + 1)
+    after = host_pids(cluster)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    assert "actor" in handle.failures[1]
+    _, alive = psutil.wait_procs(below, timeout=15)
+    assert not alive
+    tokens = Tokens(authority_folder(handle._local.directory)).list()
+    assert len(tokens) >= 3
+    assert {token.uses for token in tokens} == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_a_node_that_is_lost(ray_cluster: Any) -> None:
+    """Ray starts the actor again on another node that has what the island needs."""
+    asked = pw.RayCluster(resources_per_host={"lake": 1}, ray_address=ray_cluster.address, start_timeout_s=START_S)
+    node = ray_cluster.add_node(**NODE, resources={"lake": 1})
+    other = None
+    try:
+        with pw.connect(asked) as cluster:
+            slice = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+            call = pw.jit(lambda x: x + 1, devices=slice)
+            np.testing.assert_array_equal(np.asarray(call(X)), X + 1)
+            before = host_pids(cluster)
+            other = ray_cluster.add_node(**NODE, resources={"lake": 1})
+            ray_cluster.remove_node(node, allow_graceful=False)
+            node = None
+            eventually(lambda: states(cluster) != ["up"], "the island is lost", 60)
+            cluster.wait_for(1, 180)
+            np.testing.assert_array_equal(np.asarray(call(X)), X + 1)
+            assert host_pids(cluster) != before
+            assert not is_running(before[0])
+    finally:
+        for each in filter(None, (node, other)):
+            ray_cluster.remove_node(each)
+
+
+@pytest.fixture
+def client_address(ray_cluster: Any) -> Iterator[str]:
+    """Where the Ray cluster serves `ray://` clients, without Ray's proxy in between."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ray.util.client.server", "--address", ray_cluster.address]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+
+            def listens() -> bool:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    return True
+                assert server.poll() is None
+                return False
+
+            eventually(listens, "the server listens", 90)
+            yield f"ray://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_a_client_of_ray(client_address: str) -> None:
+    """`ray://`: this process is no part of the Ray cluster; the agents reach its controller all the same."""
+    asked = pw.RayCluster(**SHAPE, labels={"kind": "second"}, ray_address=client_address, start_timeout_s=START_S)
+    with pw.connect(asked) as cluster:
+        np.testing.assert_array_equal(np.asarray(placed(cluster, 1, lambda x: x + 1)(X)), X + 1)
+        assert len({actor_of(pid).ppid() for pid in host_pids(cluster)}) == 1  # both on the node with the label
+        pids = host_pids(cluster)
+    assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_closing_frees_everything(ray_cluster: Any, target: pw.RayCluster) -> None:
+    pattern = os.path.join(tempfile.gettempdir(), f"pathways-ray-{os.getuid()}-*")
+    folders = set(glob.glob(pattern))
+    with pw.connect(target) as cluster:
+        pids = host_pids(cluster)
+        actors = [actor_of(pid) for pid in pids]
+        everything = [*actors, *(child for actor in actors for child in actor.children(recursive=True))]
+        here = psutil.Process(cluster._handle._local.supervisor_pid)
+        everything += [here, *here.children(recursive=True)]
+        assert len(everything) >= 10
+        kept = set(glob.glob(pattern)) - folders
+        assert len(kept) == 2
+        assert all(pathlib.Path(folder).stat().st_mode & 0o077 == 0 for folder in kept)
+        with pytest.raises(pw.errors.ConnectError, match="GPU: 200 are needed, 8 are there"):
+            pw.connect(pw.RayCluster(islands=2, resources_per_host={"GPU": 100}, platform="cpu"))
+        other = pw.RayCluster(islands=1, resources_per_host={"GPU": 4}, platform="cpu", start_timeout_s=2)
+        with pytest.raises(pw.errors.ConnectError, match=r"GPU: 4.* free in all is .*GPU: 4; others use the rest"):
+            pw.connect(other)
+        assert cluster.is_open
+    psutil.wait_procs(everything, timeout=15)
+    assert [process.pid for process in everything if is_running(process.pid)] == []
+    assert not kept & set(glob.glob(pattern))
+    import ray
+
+    assert not ray.is_initialized()
+    eventually(lambda: (free(ray_cluster)["CPU"], free(ray_cluster)["GPU"]) == (8.0, 8.0), "everything is free", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_a_driver_that_is_killed(ray_cluster: Any) -> None:
+    """Ray frees what the process had, and no process is left. Here without encryption."""
+    code = f"""if True:
+        import json, time, pathways as pw
+        asked = pw.RayCluster(2, 1, 2, resources_per_host={{"CPU": 2}}, ray_address={ray_cluster.address!r},
+                              insecure_plaintext=True, listen="127.0.0.1:0", start_timeout_s={START_S})
+        with pw.connect(asked) as cluster:
+            print(json.dumps([host["pid"] for host in cluster.stats()["hosts"]]), flush=True)
+            time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            assert driver.stdout is not None
+            pids = json.loads(driver.stdout.readline())
+            assert len(pids) == 2
+        finally:
+            driver.kill()
+    eventually(lambda: not any(is_running(pid) for pid in pids), "the hosts are gone", 30)
+    eventually(lambda: free(ray_cluster)["CPU"] == 8.0, "everything is free", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(300)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"islands": 3, "resources_per_host": {"GPU": 3}}, "GPU: 9 are needed, 8 are there"),
+        ({"resources_per_host": {"lake": 1}}, "lake: 1 are needed, 0 are there"),
+        ({"resources_per_host": {"GPU": 5}}, "on one node; the 2 nodes together have room for 0"),
+        ({"islands": 3, "strategy": "STRICT_SPREAD"}, "needs 3 nodes, and 2 of 2"),
+        ({"islands": 2, "strategy": "STRICT_PACK", "resources_per_host": {"GPU": 3}}, "one node with room for 2"),
+        (
+            {"resources_per_host": {"lake": 1}, "wait_for_resources": True, "start_timeout_s": 1},
+            "the cluster does not have lake: 1 are needed",
+        ),
+        ({"labels": {"kind": "third"}, "start_timeout_s": 2}, "labels {'kind': 'third'}"),
+    ],
+)
+def test_what_the_ray_cluster_does_not_have_is_refused(ray_cluster: Any, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(pw.errors.ConnectError, match=message):
+        pw.connect(pw.RayCluster(platform="cpu", ray_address=ray_cluster.address, **asked))
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_up_on_ray(ray_cluster: Any) -> None:
+    command = [sys.executable, "-m", "pathways", "up", "--on", "ray", "--ray-address", ray_cluster.address]
+    command += ["--islands", "2", "--hosts-per-island", "2", "--resource", "GPU=1", "--platform", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        try:
+            address = up.stdout.readline().strip()
+            with pw.connect(address) as cluster:
+                assert states(cluster) == ["up"] * 4
+                hosts = host_pids(cluster)
+                np.testing.assert_array_equal(np.asarray(placed(cluster, 1, lambda x: x + 1)(X)), X + 1)
+        finally:
+            up.terminate()
+            _, said = up.communicate(timeout=60)
+    assert up.returncode == 0, said
+    assert not any(is_running(pid) for pid in hosts)
+
+
+def test_options_that_make_no_sense() -> None:
+    """They are refused before Ray is asked, and without Ray."""
+    for asked, message in (
+        ({"strategy": "FAR"}, "strategy is one of SPREAD"),
+        ({"resources_per_host": {"GPU": "all"}}, "amounts by name"),
+        ({"resources_per_host": {"CPU": 0}}, "asks Ray for nothing"),
+        ({"resources_per_host": {"GPU": 1}, "devices_per_host": 2}, "ask for GPU: 2"),
+        ({"platform": "rocm"}, "ask for GPU: 1"),
+    ):
+        with pytest.raises(pw.errors.OptionError, match=message):
+            pw.connect(pw.RayCluster(**asked))
+    with pytest.raises(ValueError, match="islands"):
+        pw.connect(pw.RayCluster(islands=0))
+    assert hash(pw.RayCluster(resources_per_host={"GPU": 1})) == hash(pw.RayCluster(resources_per_host={"GPU": 1}))
+    assert RayPlacement({"TPU": 4}).platform == "tpu"
+    assert RayPlacement({"GPU": 2, "memory": 2**34}).actor_options(2)["memory"] == 2**35
+    assert RayPlacement({"GPU": 2}).bundle(3) == {"CPU": 3.0, "GPU": 6}
+
+
+def test_ray_that_is_not_installed_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.suppress(ImportError):
+        import ray
+
+        assert not ray.is_initialized()
+        with pytest.raises(pw.errors.ConnectError, match="no Ray cluster at ray_address="):
+            pw.connect(pw.RayCluster(ray_address="127.0.0.1:1"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(pw.errors.ConnectError, match=r"pip install pathways\[ray\]"):
+        pw.connect(pw.RayCluster())
