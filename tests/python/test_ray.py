@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 import pytest
 from control_clusters import eventually, is_running
+from ray_nodes import RayNodes
 
 import pathways as pw
 from pathways.cluster.ray_resources import RayPlacement
@@ -36,28 +37,20 @@ from pathways.trust import Tokens
 X = np.arange(8, dtype=np.float32)
 SHAPE = {"islands": 2, "hosts_per_island": 1, "devices_per_host": 2}
 START_S = 240.0  # a busy machine
-NODE = {"num_cpus": 4, "num_gpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[Any]:
+def ray_cluster() -> Iterator[RayNodes]:
     """Two nodes, each with 4 CPUs and 4 GPUs in name only. This process is not connected to it."""
     pytest.importorskip("ray", reason="ray is not installed: pip install pathways[ray]")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.MonkeyPatch.context() as patch, RayNodes() as nodes:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        from ray.cluster_utils import Cluster
-
-        cluster = Cluster(initialize_head=True, head_node_args=NODE)
-        try:
-            cluster.add_node(**NODE, labels={"kind": "second"})
-            yield cluster
-        finally:
-            cluster.shutdown()
+        nodes.add(labels={"kind": "second"})
+        yield nodes
 
 
 @pytest.fixture
-def target(ray_cluster: Any) -> pw.RayCluster:
+def target(ray_cluster: RayNodes) -> pw.RayCluster:
     return pw.RayCluster(
         **SHAPE, platform="cpu", resources_per_host={"GPU": 2}, ray_address=ray_cluster.address, start_timeout_s=START_S
     )
@@ -86,7 +79,7 @@ def host_pids(cluster: pw.Cluster) -> list[int]:
     return [host["pid"] for host in cluster.stats()["hosts"]]
 
 
-def free(ray_cluster: Any) -> dict[str, float]:
+def free(ray_cluster: RayNodes) -> dict[str, float]:
     """What Ray has free, asked by a process of its own."""
     code = f"import ray, json; ray.init({ray_cluster.address!r}); print(json.dumps(ray.available_resources()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
@@ -160,32 +153,30 @@ def test_an_actor_that_is_killed_comes_back(cluster: pw.Cluster, for_good: bool)
 
 @pytest.mark.slow
 @pytest.mark.watchdog(600)
-def test_a_node_that_is_lost(ray_cluster: Any) -> None:
+def test_a_node_that_is_lost(ray_cluster: RayNodes) -> None:
     """Ray starts the actor again on another node that has what the island needs."""
     asked = pw.RayCluster(resources_per_host={"lake": 1}, ray_address=ray_cluster.address, start_timeout_s=START_S)
-    node = ray_cluster.add_node(**NODE, resources={"lake": 1})
-    other = None
+    nodes = [ray_cluster.add(resources={"lake": 1})]
     try:
         with pw.connect(asked) as cluster:
             slice = pw.make_virtual_device_set(cluster).add_slice(devices=1)
             call = pw.jit(lambda x: x + 1, devices=slice)
             np.testing.assert_array_equal(np.asarray(call(X)), X + 1)
             before = host_pids(cluster)
-            other = ray_cluster.add_node(**NODE, resources={"lake": 1})
-            ray_cluster.remove_node(node, allow_graceful=False)
-            node = None
+            nodes.append(ray_cluster.add(resources={"lake": 1}))
+            ray_cluster.remove(nodes.pop(0))
             eventually(lambda: states(cluster) != ["up"], "the island is lost", 60)
             cluster.wait_for(1, 180)
             np.testing.assert_array_equal(np.asarray(call(X)), X + 1)
             assert host_pids(cluster) != before
             assert not is_running(before[0])
     finally:
-        for each in filter(None, (node, other)):
-            ray_cluster.remove_node(each)
+        for each in nodes:
+            ray_cluster.remove(each)
 
 
 @pytest.fixture
-def client_address(ray_cluster: Any) -> Iterator[str]:
+def client_address(ray_cluster: RayNodes) -> Iterator[str]:
     """Where the Ray cluster serves `ray://` clients, without Ray's proxy in between."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -220,7 +211,7 @@ def test_a_client_of_ray(client_address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.watchdog(600)
-def test_closing_frees_everything(ray_cluster: Any, target: pw.RayCluster) -> None:
+def test_closing_frees_everything(ray_cluster: RayNodes, target: pw.RayCluster) -> None:
     pattern = os.path.join(tempfile.gettempdir(), f"pathways-ray-{os.getuid()}-*")
     folders = set(glob.glob(pattern))
     with pw.connect(target) as cluster:
@@ -250,7 +241,7 @@ def test_closing_frees_everything(ray_cluster: Any, target: pw.RayCluster) -> No
 
 @pytest.mark.slow
 @pytest.mark.watchdog(600)
-def test_a_driver_that_is_killed(ray_cluster: Any) -> None:
+def test_a_driver_that_is_killed(ray_cluster: RayNodes) -> None:
     """Ray frees what the process had, and no process is left. Here without encryption."""
     code = f"""if True:
         import json, time, pathways as pw
@@ -288,14 +279,16 @@ def test_a_driver_that_is_killed(ray_cluster: Any) -> None:
         ({"labels": {"kind": "third"}, "start_timeout_s": 2}, "labels {'kind': 'third'}"),
     ],
 )
-def test_what_the_ray_cluster_does_not_have_is_refused(ray_cluster: Any, asked: dict[str, Any], message: str) -> None:
+def test_what_the_ray_cluster_does_not_have_is_refused(
+    ray_cluster: RayNodes, asked: dict[str, Any], message: str
+) -> None:
     with pytest.raises(pw.errors.ConnectError, match=message):
         pw.connect(pw.RayCluster(platform="cpu", ray_address=ray_cluster.address, **asked))
 
 
 @pytest.mark.slow
 @pytest.mark.watchdog(600)
-def test_up_on_ray(ray_cluster: Any) -> None:
+def test_up_on_ray(ray_cluster: RayNodes) -> None:
     command = [sys.executable, "-m", "pathways", "up", "--on", "ray", "--ray-address", ray_cluster.address]
     command += ["--islands", "2", "--hosts-per-island", "2", "--resource", "GPU=1", "--platform", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
