@@ -55,7 +55,7 @@ class AgentHandle:
         if credentials is not None:
             _get_certificate(address, token, credentials, name)
         run_directory.sweep()
-        directory = run_directory.new_directory()
+        directory = run_directory.new_directory(of_agent=True)
         config: dict[str, Any] = {
             "address": address,
             "credentials": credentials or "",

@@ -20,6 +20,7 @@ _LONGEST_BASE = 52
 # A directory younger than this, in seconds, may not have its lock yet.
 _SETTLED_S = 30.0
 _AUTHORITY = "authority"
+_AGENT = "agent-"
 
 
 def _bases() -> list[str]:
@@ -27,15 +28,16 @@ def _bases() -> list[str]:
     return [own, "/tmp"] if own != "/tmp" else [own]
 
 
-def new_directory() -> str:
-    """A path for a new cluster's directory. Makes nothing."""
+def new_directory(of_agent: bool = False) -> str:
+    """A path for a new cluster's directory, or for that of a machine's agent. Makes nothing."""
     base = next(base for base in _bases() if len(os.fsencode(base)) <= _LONGEST_BASE or base == "/tmp")
-    return os.path.join(base, f"pathways-{os.getuid()}-{secrets.token_hex(4)}")
+    return os.path.join(base, f"pathways-{os.getuid()}-{_AGENT if of_agent else ''}{secrets.token_hex(4)}")
 
 
 def live_clusters() -> list[str]:
     """Addresses of this user's live clusters, newest first."""
-    found = [(os.stat(path).st_mtime, path) for path in _candidates() if _is_locked(path)]
+    clusters = [path for path in _candidates() if f"-{_AGENT}" not in os.path.basename(path)]
+    found = [(os.stat(path).st_mtime, path) for path in clusters if _is_locked(path)]
     return [f"unix:{path}/control.sock" for _, path in sorted(found, reverse=True)]
 
 
