@@ -38,6 +38,7 @@ from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import control_pb2 as pb_control
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
 
+_MOST_LOG_CHARS = 8192
 #: An agent opens the second connection of its link within this time, in seconds.
 OPEN_TIMEOUT_S = 5.0
 
@@ -120,6 +121,7 @@ class Agent:
         self.link = link
         self.receiving: socket.socket | None = None  # the first connection of its link
         self.threads: LinkThreads | None = None  # when both connections are open
+        self.is_half_open = threading.Event()  # `receiving` is there
         self.is_over = threading.Event()
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
@@ -155,7 +157,7 @@ class Agent:
         if isinstance(what, pb.FarHostStarted):
             host.pid = what.pid
         else:
-            host.ended(what.returncode, what.log_tail)
+            host.ended(what.returncode, what.log_tail[:_MOST_LOG_CHARS])
 
     def stats(self) -> pb_control.MachineStats:
         """See `MachineStats`."""
@@ -241,11 +243,13 @@ class Agents:
     def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         agent = self._by_hello.pop(id(hello))
         agent.receiving = connection
+        agent.is_half_open.set()
         agent.is_over.wait()
 
     def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        agent = self._on_loop(self._complete, connection, hello)
-        if agent is not None:
+        agent: Agent = self._on_loop(self.by_token, hello["session"])
+        agent.is_half_open.wait(OPEN_TIMEOUT_S)  # another thread of the port is about to say so
+        if self._on_loop(self._complete, agent, connection):
             agent.is_over.wait()
 
     def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
@@ -269,6 +273,10 @@ class Agents:
 
     def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
         """Gives an agent its place; returns what it is told."""
+        if any(agent.name == identity.name for agent in self._by_island.values()):
+            raise errors.ConnectError(
+                f"a machine called {identity.name} is in this cluster already: give this one another --name"
+            )
         island = self._place_for(hello)
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
@@ -283,7 +291,7 @@ class Agents:
     def _find(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
         """Checks that the second connection of a link is for a link that waits for it, and of the same machine."""
         agent = self.by_token(str(hello.get("session", "")))
-        if agent.name != identity.name or agent.receiving is None or agent.threads is not None:
+        if agent.name != identity.name or agent.threads is not None:
             raise errors.PermissionDeniedError("no link of this machine waits for its second connection")
         return {}
 
@@ -306,7 +314,10 @@ class Agents:
                 )
         shape = (hello.get("hosts"), hello.get("devices_per_host"))
         wanted = (len(topology.islands[0]), topology.devices_per_host)
-        if shape != wanted or len(hello.get("ports", ())) != wanted[0]:
+        ports = hello.get("ports")
+        if not isinstance(ports, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in ports):
+            raise errors.ConnectError(f"the agent's ports make no sense: {str(ports)[:100]}")
+        if shape != wanted or len(ports) != wanted[0]:
             raise errors.ConnectError(
                 f"the agent brings {shape[0]} hosts of {shape[1]} devices, but an island of this cluster has "
                 f"{wanted[0]} hosts of {wanted[1]} devices: start the agent with --hosts {wanted[0]} "
@@ -324,10 +335,10 @@ class Agents:
             f"{len(topology.islands)} islands, taken by {taken}"
         )
 
-    def _complete(self, connection: socket.socket, hello: dict[str, Any]) -> Agent | None:
-        agent = next((each for each in self._by_island.values() if each.token == hello["session"]), None)
-        if agent is None or agent.threads is not None or agent.receiving is None:
-            return None
+    def _complete(self, agent: Agent, connection: socket.socket) -> bool:
+        """Opens a link, both of whose connections are there. False: it has been given up."""
+        if self._by_island.get(agent.island) is not agent or agent.threads is not None or agent.receiving is None:
+            return False
 
         def broken(why: str) -> None:
             self._loop.call_soon_threadsafe(self.lose, agent, why)
@@ -336,7 +347,7 @@ class Agents:
         agent.threads.start()
         print(f"the agent {agent.name} has joined as island {agent.island}", file=sys.stderr, flush=True)
         self._loop.call_soon(self.on_joined, agent.island)
-        return agent
+        return True
 
     def _give_up(self, agent: Agent) -> None:
         if agent.threads is None:

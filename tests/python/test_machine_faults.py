@@ -179,3 +179,22 @@ def test_drain(machines: MachineCluster) -> None:
             machines.agents[name].wait()
         eventually(lambda: states(cluster) == ["up", "lost"], "the machine has left", 20)
         np.testing.assert_array_equal(np.asarray(kept), X)
+
+
+def test_machines_that_do_not_fit(machines: MachineCluster) -> None:
+    """Each is refused with what to do, and the cluster goes on."""
+    with machines.connect() as cluster:
+        here = placed(cluster, 0)
+        joined = dict(machines.agents)
+        for name, what, words in (
+            ("m9", {}, "no place is free"),
+            ("m1", {}, "another --name"),
+            ("m9", {"hosts": 2}, "--hosts 1 --devices-per-host 2"),
+            ("m9", {"devices_per_host": 3}, "--hosts 1 --devices-per-host 2"),
+        ):
+            agent = machines.start_agent(name, **what)
+            with pytest.raises(pw.errors.ConnectError, match=words):
+                agent.wait_joined(30)
+            agent.close()
+        machines.agents = joined
+        assert works(here)
