@@ -108,7 +108,8 @@ Status ValueSettler::read_back(const Run& run, uint32_t result) {
   const Object* object = objects_.find(run.client, handle);
   // When the handle was released or the client is gone, nobody will read it.
   if (object == nullptr || object->value == nullptr) return Status::kOk;
-  return link_.read_back(run.client, handle, [&](ReadBackSlot slot) { return backend_.read_back(object->value, slot); });
+  return link_.read_back(run.client, handle,
+                         [&](ReadBackSlot slot) { return backend_.read_back(object->value, slot); });
 }
 
 /// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.
