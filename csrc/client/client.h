@@ -46,9 +46,9 @@ struct ProgramRef {
 /// A block of the client's memory that a command leases to the hosts that it goes to: one reference for each host.
 struct Lease {
   uint64_t offset = 0;
-  uint64_t bytes = 0;
   uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, one bit each: their leases come back even if they die
   uint32_t others = 0;     ///< the number of other hosts
+  uint64_t bytes = 0;      ///< of the block
 };
 
 class Client {
