@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from pathways.agent.tunnel import send_again_soon
+
 #: Each end says something at least this often, in seconds.
 HEARTBEAT_S = 1.0
 #: An end of which nothing was heard for this long, in seconds, counts as gone.
@@ -53,8 +55,9 @@ class LinkThreads:
 
     def start(self) -> None:
         """Starts both threads."""
-        self._sending.settimeout(SILENCE_S)
-        self._receiving.settimeout(SILENCE_S)
+        for connection in (self._sending, self._receiving):
+            connection.settimeout(SILENCE_S)
+            send_again_soon(connection)
         for thread in self._threads:
             thread.start()
 
