@@ -294,7 +294,7 @@ class ClusterManager:
             stream=self.stream_of(number, incarnation) if max(self.topology.machines) else "",
             streams=tuple(self._streams_for(number, segments, incarnation)),
             islands=self.topology.island_of_hosts,
-            far=tuple(self._far_for(number)) if self.agents is not None else (),
+            far=self._far_for(number),
         )
         token = secrets.token_hex(16)
         starter = self.starter(island)
@@ -309,13 +309,15 @@ class ClusterManager:
         """What starts the hosts of an island; None while the island's place is free."""
         return self.processes if self.agents is None else self.agents.of(island)
 
-    def _far_for(self, host: int) -> Iterator[int | None]:
+    def _far_for(self, host: int) -> tuple[int | None, ...]:
         """See `HostConfig.far`."""
-        for peer in self.hosts:
-            if self.topology.machine_of(peer.number) == self.topology.machine_of(host):
-                yield None
-            else:
-                yield -1 if peer.is_lost else peer.incarnation
+        machine_of = self.topology.machine_of
+        if self.agents is None or all(machine_of(peer) == machine_of(host) for peer in range(self.topology.hosts)):
+            return ()
+        return tuple(
+            None if machine_of(peer.number) == machine_of(host) else -1 if peer.is_lost else peer.incarnation
+            for peer in self.hosts
+        )
 
     def end_host(self, host: HostRecord) -> None:
         """Kills a host if it still runs, waits for its end, and closes what the controller holds of it."""

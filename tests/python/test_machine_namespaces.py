@@ -44,7 +44,7 @@ class Controller:
         )
         start = self.ask("start", network.address, str(folder), str(len(machines)))
         self._port, self._tokens = start["port"], start["tokens"]
-        self.agents = {name: self.join(name) for name in machines}
+        self.agents = {name: self.join(name, island) for island, name in enumerate(machines)}
 
     def ask(self, *words: str) -> Any:
         self.process.stdin.write(" ".join(words) + "\n")
@@ -53,8 +53,8 @@ class Controller:
         assert line, "the controller's program has ended"
         return json.loads(line)
 
-    def join(self, name: str) -> Any:
-        command = [*PATHWAYS, "agent", self._port, "--name", name]
+    def join(self, name: str, island: int) -> Any:
+        command = [*PATHWAYS, "agent", self._port, "--name", name, "--island", str(island)]
         env = {"PATHWAYS_TOKEN": self._tokens.pop(), "XDG_STATE_HOME": "/tmp", "JAX_PLATFORMS": "cpu"}
         return self._network.start(name, command, env)
 
