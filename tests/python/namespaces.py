@@ -1,4 +1,5 @@
-"""Machines as namespaces: each has addresses, process ids, /tmp and /dev/shm of its own. For tests; needs root.
+"""Machines as namespaces: each has addresses, process ids, /dev/shm and a temporary folder of its own. For tests; needs
+root. The temporary folder is not /tmp, because this repository may lie there.
 
     with Network(["m1", "m2"]) as network:
         network.run(["python", "controller.py"])        # in the namespace of the switch, at network.address
@@ -17,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,7 +87,12 @@ class Network:
         inside = ["ip", "netns", "exec", self._name(machine)]
         if machine == "switch":
             return [*inside, *command]
-        own = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        folder = tempfile.mkdtemp(prefix="pw", dir="/tmp")
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        own = (
+            f"mount -t tmpfs tmpfs {folder} && mount -t tmpfs tmpfs /dev/shm && "
+            f'export TMPDIR={folder} XDG_STATE_HOME={folder} && exec "$@"'
+        )
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return [*inside, *unshare, "sh", "-c", own, "sh", *command]
 

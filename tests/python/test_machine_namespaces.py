@@ -55,7 +55,7 @@ class Controller:
 
     def join(self, name: str, island: int) -> Any:
         command = [*PATHWAYS, "agent", self._port, "--name", name, "--island", str(island)]
-        env = {"PATHWAYS_TOKEN": self._tokens.pop(), "XDG_STATE_HOME": "/tmp", "JAX_PLATFORMS": "cpu"}
+        env = {"PATHWAYS_TOKEN": self._tokens.pop(), "JAX_PLATFORMS": "cpu"}
         return self._network.start(name, command, env)
 
 
