@@ -193,8 +193,6 @@ class Agent:
                         hosts.end_host(request.end_host.host, request.end_host.incarnation)
                     elif what == "hand_client":
                         hosts.hand_client(request.hand_client)
-                    elif what == "stop":
-                        return
                     elif what == "leave":
                         self._tell("left")
                         self._end.set()

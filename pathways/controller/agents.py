@@ -207,8 +207,6 @@ class Agents:
         self._loop = asyncio.get_running_loop()
         #: Called with the island of an agent whose link is open.
         self.on_joined: Callable[[int], None] = lambda island: None
-        #: Called with the island of an agent that is lost, after the ends of its hosts.
-        self.on_lost: Callable[[int], None] = lambda island: None
 
     def of(self, island: int) -> Agent | None:
         """The agent that has this place, if its link is open."""
@@ -361,7 +359,6 @@ class Agents:
         del self._by_island[agent.island]
         asyncio.get_running_loop().run_in_executor(None, agent.close)
         agent.lost(why)
-        self.on_lost(agent.island)
 
     def stats(self) -> list[pb_control.MachineStats]:
         """What people want to know of each machine that has joined, by island."""
@@ -380,11 +377,6 @@ class Agents:
         """Counts the agent of an island as lost."""
         if (agent := self._by_island.get(island)) is not None:
             self.lose(agent, why)
-
-    def stop(self) -> None:
-        """Asks every agent to end its hosts; they dial again later."""
-        for agent in self._by_island.values():
-            agent.requests.put_nowait(pb.AgentRequest(stop={}))
 
 
 def open_port(config: ControllerConfig, agents: Agents) -> tuple[Port, Renewal | None]:

@@ -31,7 +31,7 @@ from pathways import _core
 from pathways.protocol import transfer_pb2 as pb
 from pathways.protocol import wire
 from pathways.trust.credentials import Credentials
-from pathways.trust.identity import Role
+from pathways.trust.identity import Role, grpc_identity
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
@@ -77,6 +77,7 @@ class Streams:
             RuntimeError: cannot listen at the address.
         """
         self._core = core
+        self._is_encrypted = bool(credentials)
         self._open_channel = functools.partial(_channel, credentials)
         self._streams_out = {peer: _HostStream(core, there, self._open_channel) for peer, there in far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
@@ -128,6 +129,8 @@ class Streams:
         self._server.stop(None)
 
     def _receive(self, messages: Iterator[bytes], context: Any) -> Iterator[pb.TransferEnd]:
+        if self._is_encrypted and grpc_identity(context).role is not Role.HOST:  # CERT-1: a client's will not do
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "only hosts send transfers")
         for message in messages:
             for order, node, host, error in _core.unpack(message, self._delivery):
                 self._waiting.pop((order, node, host), None)
