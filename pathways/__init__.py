@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from pathways.api import checkpoint, nn
     from pathways.api.array import Array
     from pathways.api.cancel import cancel
-    from pathways.api.connect import Cluster, LocalCluster, connect
+    from pathways.api.connect import Cluster, connect
     from pathways.api.exchange import exchange
     from pathways.api.gradients import accumulate_gradients
     from pathways.api.host_callbacks import HostObject, host_callback
+    from pathways.api.local_target import LocalCluster
     from pathways.api.pipeline import pipeline
     from pathways.api.placed import jit
     from pathways.api.program import program
@@ -75,7 +76,7 @@ _PLACES = {
     "Cluster": "connect",
     "Device": "slices",
     "HostObject": "host_callbacks",
-    "LocalCluster": "connect",
+    "LocalCluster": "local_target",
     "RayCluster": "ray_target",
     "Slice": "slices",
     "Variable": "variables",

@@ -9,7 +9,8 @@
 * When the session is over, no process that it started may be left.
 * A test with the mark `sampled(share)` plays a share of its cases, drawn anew in each session; the seed is printed
   (`pytest_collection_modifyitems`). `make stress` plays all.
-* `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone, as `agents`: hosts that machine agents bring.
+* `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; or `far`, the
+  same with this process as a client on another machine.
 * `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
   adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
   one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
@@ -168,6 +169,7 @@ CLUSTERS: dict[str, dict[str, int] | None] = {
     "islands": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
     "machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 1, "machines": 2},
     "agents": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
+    "far": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
 }
 
 
@@ -181,12 +183,12 @@ def sessions() -> Iterator[Callable[[str], Any]]:
 
     def connect(name: str) -> Any:
         shape = CLUSTERS[name]
-        if name == "agents":
+        if name in ("agents", "far"):
             if not machines or not machines[0].handle.is_alive():
                 from machines import MachineCluster
 
                 machines[:] = [MachineCluster(**shape)]
-            opened[name] = machines[0].connect()
+            opened[name] = machines[0].connect() if name == "agents" else machines[0].connect_far()
             return opened[name]
         opened[name] = pw.connect(None if shape is None else pw.LocalCluster(**shape))
         return opened[name]

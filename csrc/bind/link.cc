@@ -6,7 +6,9 @@
 #include <memory>
 
 #include "bind/bind.h"
-#include "link/link.h"
+#include "link/client_link_at_client.h"
+#include "link/client_link_at_home.h"
+#include "link/machine_link.h"
 #include "messages/shared_segments.h"
 
 namespace py = pybind11;
@@ -20,6 +22,9 @@ std::span<std::byte> bytes_of(const py::buffer_info& info) {
   return {static_cast<std::byte*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)};
 }
 
+/// A mapping of its own, which may be used for longer than Python keeps the segment.
+Segment own(const Segment& segment) { return Segment::attach(::dup(segment.fd())); }
+
 }  // namespace
 
 void register_link(py::module_& m) {
@@ -27,39 +32,62 @@ void register_link(py::module_& m) {
       .def(py::init<>())
       .def(
           "add_client",
-          [](LinkHub& hub, uint32_t client, Segment& block) {
-            // A mapping of the hub's own, which ends with remove_client.
-            auto own = std::make_shared<Segment>(Segment::attach(::dup(block.fd())));
-            const ClientView view(*own);
-            hub.add_client(client, view, std::move(own));
+          [](LinkHub& hub, uint32_t client, Segment& block, const std::shared_ptr<Link>& link) {
+            auto mapped = std::make_shared<Segment>(own(block));  // until remove_client
+            const ClientView view(*mapped);
+            hub.add_client(client, view, std::move(mapped), link);
           },
-          "client"_a, "segment"_a, "A client of this machine, until remove_client.")
+          "client"_a, "segment"_a, "link"_a = nullptr,
+          "A client, until remove_client. `link`: it is on another machine, and `segment` is its twin.")
       .def("remove_client", &LinkHub::remove_client, "client"_a)
       .def("add_group", &LinkHub::add_group, "group"_a, "hosts"_a, "The hosts of a group of the controller's.")
       .def(
           "open_link",
-          [](LinkHub& hub, bool is_home) { return Link::open(hub, is_home ? Link::End::kHome : Link::End::kAgent); },
-          "is_home"_a, py::keep_alive<0, 1>(), "A new link. `is_home`: this is the controller's machine.");
+          [](LinkHub& hub, bool is_home) {
+            return MachineLink::open(hub, is_home ? MachineLink::End::kHome : MachineLink::End::kAgent);
+          },
+          "is_home"_a, py::keep_alive<0, 1>(),
+          "A new link to a machine with hosts, or, if not `is_home`, to the controller's.")
+      .def(
+          "open_client_link",
+          [](LinkHub& hub, Segment& twin, Segment& bell, Segment& status) {
+            return std::make_shared<ClientLinkAtHome>(hub, own(twin), own(bell), own(status));
+          },
+          "twin"_a, "bell_segment"_a, "status_segment"_a, py::keep_alive<0, 1>(),
+          "A new link to a client on another machine. `twin`: a fresh client's segment, which stands for the "
+          "client's.");
 
-  py::class_<Link, std::shared_ptr<Link>>(m, "Link", "One end of the connection between two machines: see link.h.")
+  py::class_<Link, std::shared_ptr<Link>> link(m, "Link",
+                                               "One end of the connection between two machines: see link.h.");
+  py::class_<MachineLink, Link, std::shared_ptr<MachineLink>>(m, "MachineLink", "See machine_link.h.")
       .def(
           "add_host",
-          [](Link& link, uint32_t host, int32_t incarnation, Segment& block, Segment& controller) {
+          [](MachineLink& link, uint32_t host, int32_t incarnation, Segment& block, Segment& controller) {
             struct Mapped {
               Segment block, controller;
             };
             // Mappings of the link's own: it may use them for longer than Python keeps the segments.
-            auto own =
-                std::make_shared<Mapped>(Segment::attach(::dup(block.fd())), Segment::attach(::dup(controller.fd())));
-            link.add_host(host, incarnation, HostView(own->block), ControllerBlock::attach(own->controller), own);
+            auto mapped = std::make_shared<Mapped>(own(block), own(controller));
+            link.add_host(host, incarnation, HostView(mapped->block), ControllerBlock::attach(mapped->controller),
+                          mapped);
           },
           "host"_a, "incarnation"_a, "segment"_a, "controller_segment"_a, py::call_guard<py::gil_scoped_release>(),
           "Home: the twin of a host of the other machine. Agent: a host of this machine.")
-      .def("remove_host", &Link::remove_host, "host"_a, py::call_guard<py::gil_scoped_release>(),
+      .def("remove_host", &MachineLink::remove_host, "host"_a, py::call_guard<py::gil_scoped_release>(),
            "Nothing of the host is collected or delivered any more.")
-      .def("twin_client", &Link::twin_client, "client"_a, "arena_bytes"_a,
-           "Agent: the segment that stands for that of a client of the controller's machine.")
-      .def(
+      .def("twin_client", &MachineLink::twin_client, "client"_a, "arena_bytes"_a,
+           "Agent: the segment that stands for that of a client of the controller's machine.");
+  py::class_<ClientLinkAtHome, Link, std::shared_ptr<ClientLinkAtHome>>(m, "ClientLinkAtHome",
+                                                                        "See client_link_at_home.h.");
+  py::class_<ClientLinkAtClient, Link, std::shared_ptr<ClientLinkAtClient>>(m, "ClientLinkAtClient",
+                                                                            "See client_link_at_client.h.")
+      .def(py::init([](Segment& client, Segment& bell, Segment& status) {
+             return std::make_shared<ClientLinkAtClient>(own(client), own(bell), StatusBlock::attach(status));
+           }),
+           "client_segment"_a, "bell_segment"_a, "status_segment"_a, py::keep_alive<1, 4>(),
+           "A new link to the controller's machine, for a client of this one. Raises ValueError for wrong segments.")
+      .def("fail", &ClientLinkAtClient::fail, "why"_a, "Tells the client that the cluster is gone.");
+  link.def(
           "collect",
           [](Link& link, const py::buffer& out) {
             const py::buffer_info info = out.request(true);

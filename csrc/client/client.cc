@@ -264,8 +264,10 @@ void Client::take_failure(std::span<const std::byte> bytes) {
     evicted_text_ = std::move(why);
     // SYNC client/evict: pairs with cluster_status().
     evicted_.store(1, std::memory_order_release);
-  } else if (table_->poll(handle) != FutureState::kFree) {
-    // A ready result can fail afterwards only if its parts differ; the first outcome and the first text stay.
+  } else if (const FutureState state = table_->poll(handle);
+             state == FutureState::kPending || state == FutureState::kFailed) {
+    // The first outcome and the first text stay. A controller on another machine does not know what is ready, so it
+    // may report what is.
     errors_.emplace(record.handle, std::move(why));
     (void)table_->fail(handle);
   }

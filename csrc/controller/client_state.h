@@ -21,12 +21,20 @@
 
 namespace pathways {
 
+/// Where a client's future table is.
+enum class ClientPlace : uint8_t {
+  kHere,       ///< in the block that the controller has
+  kElsewhere,  ///< on the client's machine; that of the block is not used
+};
+
 struct ClientState {
   /// A client without memory, in whose name records enter the order.
   explicit ClientState(uint32_t number, uint32_t hosts = 0) : id(number), credits(hosts) {}
   /// Throws Error(kInvalid) when the client's rings are invalid.
-  ClientState(uint32_t number, const ClientView& block, DoorbellWord* doorbell, uint32_t hosts)
+  ClientState(uint32_t number, const ClientView& block, DoorbellWord* doorbell, uint32_t hosts,
+              ClientPlace where = ClientPlace::kHere)
       : id(number),
+        place(where),
         view(block),
         bell(doorbell),
         inbox(block.from_client()),
@@ -35,7 +43,13 @@ struct ClientState {
         credits(hosts),
         handles(block.futures().capacity()) {}
 
+  /// Whether a future may be pending: of a client elsewhere nobody here knows.
+  bool may_be_pending(Handle future) const {
+    return place == ClientPlace::kElsewhere || view.futures().poll(future) == FutureState::kPending;
+  }
+
   const uint32_t id;
+  const ClientPlace place = ClientPlace::kHere;
   ClientView view;
   DoorbellWord* const bell = nullptr;  ///< the client rings it for the controller
 

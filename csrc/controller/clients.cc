@@ -113,12 +113,7 @@ void Clients::flush(ClientState& client) {
   }
   if (!client.has_unsent) return;
   client.has_unsent = false;
-  // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().
-  view.retired().store(client.retired, std::memory_order_seq_cst);
-  uint64_t wanted = view.wanted().load(std::memory_order_seq_cst);
-  if (wanted == 0 || client.retired < wanted) return;
-  (void)view.wanted().compare_exchange(wanted, 0, std::memory_order_relaxed, std::memory_order_relaxed);
-  view.futures().doorbell().ring();
+  view.tell_retired(client.retired);
 }
 
 /// Fails late results in the client's future table. Otherwise the hosts could complete them before the client, busy or

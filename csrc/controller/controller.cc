@@ -128,18 +128,18 @@ void Controller::register_composite(uint32_t number, Composite composite) {
   });
 }
 
-void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell, const ClientLimits& limits) {
+void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell, const ClientLimits& limits,
+                            ClientPlace place) {
   check(limits);
   {
     const std::lock_guard lock(mutex_);
-    if (!client_ids_.insert(id).second) {
-      throw Error(Status::kInvalid,
-                  "client " + std::to_string(id) + " was there before; every client has its own number");
-    }
+    const bool is_new = client_ids_.insert(id).second;
+    if (!is_new) throw Error(Status::kInvalid, "client " + std::to_string(id) + " was there before: use a new number");
   }
-  auto state = std::make_unique<ClientState>(id, view, bell != nullptr ? bell : &block_->doorbell, hosts_.count());
+  if (bell == nullptr) bell = &block_->doorbell;
   // Shared, because mail can be copied.
-  auto client = std::make_shared<std::unique_ptr<ClientState>>(std::move(state));
+  auto client = std::make_shared<std::unique_ptr<ClientState>>(
+      std::make_unique<ClientState>(id, view, bell, hosts_.count(), place));
   mailbox_.post([this, id, limits, client] {
     shares_.add_client(id, limits.weight, limits.priority);
     set_limits(**client, limits);

@@ -106,9 +106,9 @@ class Controller {
   void register_composite(uint32_t number, Composite composite);
   /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
   /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings, or its
-  /// limits, are invalid.
+  /// limits, are invalid. `place`: where its futures are.
   void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr,
-                  const ClientLimits& limits = {});
+                  const ClientLimits& limits = {}, ClientPlace place = ClientPlace::kHere);
   /// Replaces the client's limits; they act from now on. What it has already stays. It does nothing when the client is
   /// gone. Throws Error(kInvalid) for limits that are invalid.
   void limit(uint32_t client, const ClientLimits& limits);

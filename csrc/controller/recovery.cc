@@ -109,7 +109,7 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
       if (!concerns(entry.group) || exempt.made.contains(handle.raw)) return;
       // MEM-7: surviving hosts keep their parts until the client releases the buffer.
       if (!grants_.is_stranded(entry.group) && !exempt.renamed.contains(handle.raw)) ledger_.release(entry);
-      if (client->view.futures().poll(handle) == FutureState::kPending) clients_.tell(*client, handle, text);
+      if (client->may_be_pending(handle)) clients_.tell(*client, handle, text);
     });
   }
 }

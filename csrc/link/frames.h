@@ -1,15 +1,28 @@
 /// The frames of a link between machines: a header, and a payload padded to 8 bytes, in the machine's byte order (both
 /// ends are little-endian; nothing else runs jaxlib). Records are the same bytes as on rings.
 ///
-/// Directions: "home" is the controller's machine, "agent" another one.
-///   kFromController   home -> agent   a record of the controller to host a, incarnation b. Its deadline, if it has
-///   one,
-///                                     is the time that is left, because no two machines share a clock
-///   kToController     agent -> home   a record of host a, incarnation b, to the controller, or for the future of a
-///   client kPeer             both            a record to host a, incarnation b; begins with a FarHeader that names the
-///   source kLease            home -> agent   LeaseFrame: client a leases a block to hosts; b: how many kData both
-///   DataFrame: bytes of a block of client a kLeaseBack        agent -> home   LeaseBackFrame: host b returns its lease
-///   of client a's block kPing, kPong      both            a word, which the pong repeats
+/// "home" is the controller's machine. A host link (machine_link.h) joins it with a machine that has hosts, "agent"; a
+/// client link (client_link_at_home.h) joins it with a machine that has a client.
+///
+///   kind              from -> to        a, b                 payload
+///   kFromController   home -> agent     host, incarnation    a record of the controller to the host
+///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or
+///   FutureDoneRecord kPeer             both, of hosts    host, incarnation    a FarHeader that names the source, and a
+///   record to host a kLease            home -> agent     client, count        LeaseFrame, and the numbers of hosts
+///                     client -> home    group, 0             LeaseFrame, and the stamp of the lease (8 bytes)
+///   kData             both              client, 0            DataFrame, and bytes of a block
+///   kLeaseBack        agent -> home     client, host         LeaseBackFrame: the host returns its lease
+///                     home -> client    0, 0                 LeaseBackFrame, and the numbers of all hosts that do
+///   kPing, kPong      both              0, 0                 a word, which the pong repeats
+///   kFromClient       client -> home    ClientRing, 0        a record of the client to the controller
+///   kToClient         home -> client    0, 0                 a record of the controller to the client
+///   kFutureDone       home -> client    0, 0                 FutureDoneRecord: a host has done its part of a future
+///   kRetired          home -> client    0, 0                 a word: how many runs of the client are over
+///   kStatus           home -> client    status, is traced    the text of the cluster's failure
+///   kCredit           both, of clients  0, 0                 a word: bytes of records that the reader's ring has taken
+///
+/// No two machines share a clock: a time in a record of kFromController or kFromClient is the time that is left, or
+/// past.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +43,16 @@ enum class FrameKind : uint16_t {
   kLeaseBack = 6,
   kPing = 7,
   kPong = 8,
+  kFromClient = 9,
+  kToClient = 10,
+  kFutureDone = 11,
+  kRetired = 12,
+  kStatus = 13,
+  kCredit = 14,
 };
+
+/// The two rings of a client to the controller.
+enum class ClientRing : uint32_t { kRecords = 0, kCancels = 1 };
 
 struct FrameHeader {
   uint32_t bytes;  ///< of the payload, without the padding
@@ -93,19 +115,20 @@ class FrameWriter {
   size_t used_ = 0;
 };
 
-/// No two machines share a clock: on a link, the deadline of a run is the time that is left. Adds `by` to it, if the
-/// record is a run with a deadline, which is its last word.
-inline void move_deadline(std::span<std::byte> record, int64_t by) {
+/// Adds `by` to the times in a run's record: when the client submitted it, and its deadline. They are its last words.
+inline void move_times(std::span<std::byte> record, int64_t by) {
   const auto header = read_record<RecordHeader>(record);
-  int64_t at;
-  if (header.kind != RecordKind::kRun || (header.detail & kRunHasDeadline) == 0 ||
-      record.size() < sizeof(RunRecord) + sizeof at) {
-    return;
+  if (header.kind != RecordKind::kRun) return;
+  const size_t words =
+      ((header.detail & kRunHasSubmitted) != 0 ? 1u : 0u) + ((header.detail & kRunHasDeadline) != 0 ? 1u : 0u);
+  if (record.size() < sizeof(RunRecord) + words * sizeof(int64_t)) return;
+  for (size_t i = 1; i <= words; ++i) {
+    std::byte* word = record.data() + record.size() - i * sizeof(int64_t);
+    int64_t at;
+    std::memcpy(&at, word, sizeof at);
+    at = static_cast<int64_t>(static_cast<uint64_t>(at) + static_cast<uint64_t>(by));
+    std::memcpy(word, &at, sizeof at);
   }
-  std::byte* word = record.data() + record.size() - sizeof at;
-  std::memcpy(&at, word, sizeof at);
-  at = static_cast<int64_t>(static_cast<uint64_t>(at) + static_cast<uint64_t>(by));
-  std::memcpy(word, &at, sizeof at);
 }
 
 }  // namespace pathways

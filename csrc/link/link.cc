@@ -1,7 +1,4 @@
-/// What both directions of a link share: its hosts and clients, and its life. collect.cc and deliver.cc have the rest.
 #include "link/link.h"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -10,63 +7,187 @@
 #include "base/status.h"
 
 namespace pathways {
+namespace {
 
-std::shared_ptr<Link> Link::open(LinkHub& hub, End end, int64_t (*clock)()) {
-  return std::make_shared<Link>(hub, end, clock);
+constexpr int64_t kPingNs = 1'000'000'000;
+constexpr int64_t kLeaseLookNs = 5'000'000;          ///< between two looks for blocks that hosts have returned
+constexpr int64_t kOverflowLookNs = 200'000;         ///< between two tries to put what was delivered into a full ring
+constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is silent for so long is gone
+
+}  // namespace
+
+Link::Link(int64_t (*clock)()) : clock_(clock), bells_(&bell_) { heard_at_ns_ = clock_(); }
+
+void Link::refuse(const std::string& why) { throw Error(Status::kInvalid, "a link brought " + why); }
+
+// ---------------------------------------------------------------------------------------------------------- collect
+
+size_t Link::collect(std::span<std::byte> out) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_) return 0;
+  if (out.size() < kMostFrame) throw Error(Status::kInvalid, "a link collects into at least 1 MiB");
+  apply_bells();
+  bells_.draw();
+  if (has_overflow_) has_overflow_ = flush();
+  FrameWriter to(out);
+  const int64_t now = clock_();
+  if (now >= next_ping_ns_ && to.fits(sizeof now)) {
+    std::memcpy(to.begin(FrameKind::kPing, 0, 0, sizeof now), &now, sizeof now);
+    next_ping_ns_ = now + kPingNs;
+  }
+  if (now >= look_ns_) {
+    look();
+    look_ns_ = now + kLeaseLookNs / 2;
+  }
+  if (send_queued(to) && send_data(to)) send_records(to);
+  stats_.bytes_out += to.used();
+  return to.used();
 }
 
-Link::Link(LinkHub& hub, End end, int64_t (*clock)()) : hub_(hub), end_(end), clock_(clock), bells_(&bell_) {
-  heard_at_ns_ = clock_();
+void Link::wait(std::chrono::nanoseconds timeout) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_) return;
+    if (has_overflow_) timeout = std::min(timeout, std::chrono::nanoseconds(kOverflowLookNs));
+    if (has_leases()) timeout = std::min(timeout, std::chrono::nanoseconds(kLeaseLookNs));
+  }
+  (void)bells_.wait(timeout, SpinPolicy::adaptive());
 }
 
-Link::~Link() { close(); }
+bool Link::precede(std::span<const std::byte>, FrameWriter&) { return true; }
 
-void Link::add_host(uint32_t number, int32_t incarnation, const HostView& block, ControllerBlock* controller,
-                    std::shared_ptr<const void> keep) {
-  remove_host(number);
-  FarHost host{std::move(keep), incarnation, {}, {}, {}, {}, nullptr};
-  if (end_ == End::kHome) {
-    host.from = block.inbox();
-    host.to = Outbox(block.outgoing(), &controller->doorbell, &controller->ready_bitmap, number);
-    host.bell = block.doorbell();
+/// Sends the frames of the queue. False: there is no room for more.
+bool Link::send_queued(FrameWriter& to) {
+  const std::lock_guard lock(queue_mutex_);
+  if (is_overrun_) throw Error(Status::kFull, "the other end of a link does not read what it is sent");
+  while (!queue_.empty()) {
+    if (!precede(queue_.front(), to) || queue_.front().size() > to.left()) return false;
+    to.add(queue_.front());
+    queued_bytes_ -= queue_.front().size();
+    queue_.pop_front();
+  }
+  return true;
+}
+
+/// Sends the bytes of the block that is under way. True: there is none any more.
+bool Link::send_data(FrameWriter& to) {
+  while (data_.has_value()) {
+    Block& block = *data_;
+    const uint64_t room = to.left() > FrameWriter::room_for(sizeof(DataFrame)) + 8
+                              ? to.left() - FrameWriter::room_for(sizeof(DataFrame)) - 8
+                              : 0;
+    const uint64_t size = std::min({block.bytes - block.at, room, uint64_t{kMostData}});
+    if (size == 0 && block.at != block.bytes) return false;
+    if (size != 0) {
+      const DataFrame frame{block.offset, block.at, block.lease};
+      std::byte* at = to.begin(FrameKind::kData, block.client, 0, sizeof frame + size);
+      std::memcpy(at, &frame, sizeof frame);
+      // If the block is gone, nobody will use what is sent instead.
+      if (!read_block(block, {at + sizeof frame, size})) std::memset(at + sizeof frame, 0, size);
+      block.at += size;
+    }
+    if (block.at == block.bytes) data_.reset();
+  }
+  return true;
+}
+
+void Link::enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload) {
+  std::vector<std::byte> frame(FrameWriter::room_for(payload.size()));
+  FrameWriter writer(frame);
+  std::byte* to = writer.begin(kind, a, b, payload.size());
+  if (!payload.empty()) std::memcpy(to, payload.data(), payload.size());
+  {
+    const std::lock_guard lock(queue_mutex_);
+    is_overrun_ = is_overrun_ || queued_bytes_ > kMostKept;
+    if (is_overrun_) return;
+    queued_bytes_ += frame.size();
+    queue_.push_back(std::move(frame));
+  }
+  wake();
+}
+
+void Link::enqueue_word(FrameKind kind, uint64_t word) { enqueue(kind, 0, 0, std::as_bytes(std::span(&word, 1))); }
+
+// ---------------------------------------------------------------------------------------------------------- deliver
+
+void Link::deliver(std::span<const std::byte> in) {
+  std::vector<Relay> relays;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_) return;
+    heard_at_ns_ = clock_();
+    stats_.bytes_in += in.size();
+    take_all(in);
+    has_overflow_ = flush();
+    if (has_overflow_ || must_look_) wake();
+    must_look_ = false;
+    relays = std::move(relays_);
+    relays_.clear();
+  }
+  for (const Relay& relay : relays) relay.to->enqueue(relay.header.kind, relay.header.a, relay.header.b, relay.payload);
+}
+
+/// Takes each whole frame, and keeps the bytes of the last one that is not whole yet.
+void Link::take_all(std::span<const std::byte> in) {
+  // What was cut off last time is completed first, as far as its frame goes.
+  while (!in.empty() || !partial_.empty()) {
+    if (!partial_.empty()) {
+      size_t whole = sizeof(FrameHeader);
+      if (partial_.size() >= whole) whole = FrameWriter::room_for(read_record<FrameHeader>(partial_).bytes);
+      const size_t more = std::min(in.size(), whole - std::min(whole, partial_.size()));
+      partial_.insert(partial_.end(), in.begin(), in.begin() + static_cast<std::ptrdiff_t>(more));
+      in = in.subspan(more);
+      if (partial_.size() < sizeof(FrameHeader)) break;
+    }
+    const std::span<const std::byte> from = partial_.empty() ? in : std::span<const std::byte>(partial_);
+    if (from.size() < sizeof(FrameHeader)) {
+      partial_.assign(from.begin(), from.end());
+      break;
+    }
+    const auto header = read_record<FrameHeader>(from);
+    const size_t whole = FrameWriter::room_for(header.bytes);
+    if (whole > kMostFrame) refuse("a frame of " + std::to_string(header.bytes) + " bytes");
+    if (from.size() < whole) {
+      if (partial_.empty()) {
+        partial_.assign(from.begin(), from.end());
+        break;
+      }
+      if (in.empty()) break;
+      continue;
+    }
+    take_common(header, from.subspan(sizeof header, header.bytes));
+    if (partial_.empty()) {
+      in = in.subspan(whole);
+    } else {
+      partial_.clear();
+    }
+  }
+}
+
+void Link::take_common(const FrameHeader& header, std::span<const std::byte> payload) {
+  if (header.reserved != 0) refuse("a frame with a wrong header");
+  if (header.kind == FrameKind::kPing) {
+    (void)first_of<int64_t>(payload, "a ping");
+    enqueue(FrameKind::kPong, 0, 0, payload.first(sizeof(int64_t)));
+  } else if (header.kind == FrameKind::kPong) {
+    // The other end may have written any number.
+    const auto asked = static_cast<uint64_t>(first_of<int64_t>(payload, "a pong"));
+    const uint64_t trip = static_cast<uint64_t>(clock_()) - asked;
+    if (trip < kLongestTripNs) stats_.round_trip_ns = static_cast<int64_t>(trip);
   } else {
-    host.from = block.from_host();
-    host.to = Outbox(block.to_host(), block.doorbell());
-    if (block.to_far().is_there()) {
-      host.from_far = block.to_far().consumer();
-      host.to_far = Outbox(block.from_far().producer(), block.doorbell());
-    }
-    host.bell = &controller->doorbell;
+    take(header, payload);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_closed_) throw Error(Status::kClosed, "the link is closed");
-    bells_to_add_.push_back({host.bell, host.keep});
-    hosts_.insert_or_assign(number, std::move(host));
-  }
-  if (end_ == End::kHome) hub_.add_destination(number, incarnation, shared_from_this());
-  wake();
 }
 
-void Link::remove_host(uint32_t number) {
-  if (end_ == End::kHome) hub_.remove_destination(number, this);
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = hosts_.find(number);
-    if (found == hosts_.end()) return;
-    // The collecting thread may sleep on the doorbell now, and it alone may change the set of doorbells.
-    bells_to_remove_.push_back({found->second.bell, found->second.keep});
-    hosts_.erase(found);
-    // LINK-2: what is still said about its leases counts no more.
-    for (auto& [key, lent] : lent_) std::erase(lent.hosts, number);
-    std::erase_if(lent_, [](const auto& each) { return each.second.hosts.empty(); });
-    if (end_ == End::kAgent && hosts_.empty()) {  // the hosts of an agent start anew together, with new twins
-      twins_.clear();
-      data_.reset();
-    }
-  }
-  wake();
+/// Writes a record to a ring, or keeps it until there is room (LINK-4).
+void Link::keep(Outbox& box, std::span<const std::byte> bytes) {
+  if (bytes.size() > box.max_record()) refuse("a record of " + std::to_string(bytes.size()) + " bytes");
+  if (box.overflow_bytes() > kMostKept) throw Error(Status::kFull, "nobody reads the records that a link brings");
+  box.send(static_cast<uint32_t>(bytes.size()), [&](std::byte* out) { std::memcpy(out, bytes.data(), bytes.size()); });
+  ++stats_.records_in;
 }
+
+// -------------------------------------------------------------------------------------------------------------- life
 
 void Link::apply_bells() {
   for (Bell& bell : bells_to_add_) {
@@ -81,55 +202,16 @@ void Link::apply_bells() {
   bells_to_remove_.clear();
 }
 
-Segment Link::twin_client(uint32_t client, size_t arena_bytes) {
-  const std::lock_guard lock(mutex_);
-  auto found = twins_.find(client);
-  if (found == twins_.end()) {
-    const ClientBlock::Sizes sizes{64, ByteRing::kMinCapacity, arena_bytes, false};
-    Segment segment = ClientBlock::make(sizes, true);
-    const ArenaView view = ClientView(segment).arena();
-    Arena* arena = ClientBlock::attach(segment)->client_arena();
-    found = twins_.emplace(client, Twin{std::move(segment), ArenaTwin(arena, view.bytes()), {}, {}}).first;
-  }
-  return Segment::attach(::dup(found->second.segment.fd()));
-}
-
 void Link::close() {
-  std::map<uint32_t, FarHost> hosts;
   {
     const std::lock_guard lock(mutex_);
     if (is_closed_) return;
     is_closed_ = true;
     apply_bells();
-    hosts.swap(hosts_);
-    twins_.clear();
-  }
-  for (const auto& [number, host] : hosts) {
-    if (end_ == End::kHome) hub_.remove_destination(number, this);
+    forget();
   }
   for (const Bell& bell : rung_) bells_.remove(bell.word);
   rung_.clear();
-}
-
-Link::FarHost* Link::host_of(uint32_t host, int32_t incarnation) {
-  const auto found = hosts_.find(host);
-  return found == hosts_.end() || found->second.incarnation != incarnation ? nullptr : &found->second;
-}
-
-/// Puts a frame of this link, or of another one that relays, before what the rings have.
-void Link::enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload) {
-  std::vector<std::byte> frame(FrameWriter::room_for(payload.size()));
-  FrameWriter writer(frame);
-  std::byte* to = writer.begin(kind, a, b, payload.size());
-  if (!payload.empty()) std::memcpy(to, payload.data(), payload.size());
-  {
-    const std::lock_guard lock(queue_mutex_);
-    is_overrun_ = is_overrun_ || queued_bytes_ > kMostKept;
-    if (is_overrun_) return;
-    queued_bytes_ += frame.size();
-    queue_.push_back(std::move(frame));
-  }
-  wake();
 }
 
 Link::Stats Link::stats() {

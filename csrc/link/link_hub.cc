@@ -3,18 +3,61 @@
 #include <cstring>
 #include <utility>
 
+#include "link/link.h"
 #include "messages/records.h"
 
 namespace pathways {
+namespace {
 
-void LinkHub::add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep) {
+/// Whether the pieces of the value are inside of their slot, and end with the record.
+bool are_runs_whole(std::span<const std::byte> bytes) {
+  const auto record = read_record<FutureDoneRecord>(bytes);
+  const size_t size = record.is_large != 0 ? ReadBackArea::kLargeBytes : ReadBackArea::kSmallBytes;
+  auto rest = bytes.subspan(sizeof record);
+  for (uint32_t i = 0; i < record.runs; ++i) {
+    if (rest.size() < sizeof(ValueRun)) return false;
+    const auto run = read_record<ValueRun>(rest);
+    if (run.offset > size || run.bytes > size - run.offset) return false;
+    const size_t whole = padded(sizeof run + size_t{run.bytes});
+    if (rest.size() < whole) return false;
+    rest = rest.subspan(whole);
+  }
+  return rest.empty();
+}
+
+}  // namespace
+
+bool complete_future(const ClientView& client, std::span<const std::byte> bytes) {
+  // Check everything first: a wrong record must leave no half value behind.
+  if (bytes.size() < sizeof(FutureDoneRecord) || !are_runs_whole(bytes)) return false;
+  const auto record = read_record<FutureDoneRecord>(bytes);
+  bytes = bytes.subspan(sizeof record);
+  const Handle future{record.handle};
+  ReadBackSlot slot;
+  if (record.runs != 0 && client.read_back().is_there() &&
+      client.read_back().begin_write(client.futures(), future, &slot)) {
+    std::byte* to = record.is_large != 0 ? slot.large : slot.small;
+    for (uint32_t i = 0; i < record.runs && to != nullptr; ++i) {
+      const auto run = read_record<ValueRun>(bytes);
+      std::memcpy(to + run.offset, bytes.data() + sizeof run, run.bytes);
+      bytes = bytes.subspan(padded(sizeof run + size_t{run.bytes}));
+    }
+    client.read_back().end_write(future);
+  }
+  (void)client.futures().complete(future);
+  return true;
+}
+
+void LinkHub::add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep,
+                         const std::shared_ptr<Link>& link) {
   const std::lock_guard lock(mutex_);
-  clients_[client] = {view, std::move(keep)};
+  clients_.insert_or_assign(client, Client{view, std::move(keep), link});
 }
 
 void LinkHub::remove_client(uint32_t client) {
+  decltype(clients_)::node_type gone;  // it may be the last owner of a link, which takes locks when it goes
   const std::lock_guard lock(mutex_);
-  clients_.erase(client);
+  gone = clients_.extract(client);
 }
 
 void LinkHub::add_group(uint32_t group, std::vector<uint32_t> hosts) {
@@ -48,37 +91,12 @@ std::vector<uint32_t> LinkHub::group(uint32_t number) {
 
 bool LinkHub::complete(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(FutureDoneRecord)) return false;
-  const auto record = read_record<FutureDoneRecord>(bytes);
-  const size_t size = record.is_large != 0 ? ReadBackArea::kLargeBytes : ReadBackArea::kSmallBytes;
-  bytes = bytes.subspan(sizeof record);
-  // Check everything first: a wrong record must leave no half value behind.
-  auto rest = bytes;
-  for (uint32_t i = 0; i < record.runs; ++i) {
-    if (rest.size() < sizeof(ValueRun)) return false;
-    const auto run = read_record<ValueRun>(rest);
-    if (run.offset > size || run.bytes > size - run.offset) return false;
-    const size_t whole = padded(sizeof run + size_t{run.bytes});
-    if (rest.size() < whole) return false;
-    rest = rest.subspan(whole);
-  }
-  if (!rest.empty()) return false;
   const std::lock_guard lock(mutex_);
-  const auto found = clients_.find(record.header.client);
-  if (found == clients_.end()) return true;  // the client is gone: nobody waits
-  const ClientView& client = found->second.view;
-  const Handle future{record.handle};
-  ReadBackSlot slot;
-  if (record.runs != 0 && client.read_back().is_there() &&
-      client.read_back().begin_write(client.futures(), future, &slot)) {
-    std::byte* to = record.is_large != 0 ? slot.large : slot.small;
-    for (uint32_t i = 0; i < record.runs && to != nullptr; ++i) {
-      const auto run = read_record<ValueRun>(bytes);
-      std::memcpy(to + run.offset, bytes.data() + sizeof run, run.bytes);
-      bytes = bytes.subspan(padded(sizeof run + size_t{run.bytes}));
-    }
-    client.read_back().end_write(future);
-  }
-  (void)client.futures().complete(future);
+  const auto found = clients_.find(read_record<FutureDoneRecord>(bytes).header.client);
+  if (found == clients_.end()) return are_runs_whole(bytes);  // the client is gone: nobody waits
+  if (found->second.link == nullptr) return complete_future(found->second.view, bytes);
+  if (!are_runs_whole(bytes)) return false;
+  found->second.link->enqueue(FrameKind::kFutureDone, 0, 0, bytes);
   return true;
 }
 

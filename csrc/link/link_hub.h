@@ -7,7 +7,7 @@
 ///                  cluster has (link.h checks senders, the hub destinations); or a client that is here. So a machine
 ///                  can speak for its own hosts only, and what is on its way when a host is lost reaches no successor.
 ///
-/// Threading: any thread. Locks: a link's, then the hub's; never the other way.
+/// Threading: any thread. Locks: a link's, then the hub's, then that of a link's queue; never the other way.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,20 @@ namespace pathways {
 
 class Link;
 
+/// Counts a host's part of a client's future, after it has written the value that came with it. `bytes`: a
+/// FutureDoneRecord. False: the record is wrong, and nothing was written.
+bool complete_future(const ClientView& client, std::span<const std::byte> bytes);
+
 class LinkHub {
  public:
   LinkHub() = default;
   LinkHub(const LinkHub&) = delete;
   LinkHub& operator=(const LinkHub&) = delete;
 
-  /// A client of this machine. Its block must stay mapped until `remove_client` has returned; `keep` may see to that.
-  void add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep = nullptr);
+  /// A client. Its block must stay mapped until `remove_client` has returned; `keep` may see to that. `link`: the
+  /// client is on another machine, where its futures are, and `view` is of its twin.
+  void add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep = nullptr,
+                  const std::shared_ptr<Link>& link = nullptr);
   void remove_client(uint32_t client);
   /// The hosts of a group of the controller's, by its number.
   void add_group(uint32_t group, std::vector<uint32_t> hosts);
@@ -43,7 +49,7 @@ class LinkHub {
   /// The link to a host, if this is its present incarnation; else nullptr.
   std::shared_ptr<Link> link_to(uint32_t host, int32_t incarnation);
   std::vector<uint32_t> group(uint32_t number);
-  /// Counts a host's part of a future, after it has written the value that came with it. False: the record is wrong.
+  /// See `complete_future`; passes the record on when the client is on another machine.
   bool complete(std::span<const std::byte> record);
   /// Writes to, or reads from, a live block of a client. False: there is no such block, or the client is gone.
   bool write(uint32_t client, uint64_t offset, uint64_t at, std::span<const std::byte> bytes);
@@ -54,6 +60,7 @@ class LinkHub {
   struct Client {
     ClientView view;
     std::shared_ptr<const void> keep;
+    std::shared_ptr<Link> link;  ///< nullptr: the client is on this machine
   };
   struct Destination {
     int32_t incarnation;

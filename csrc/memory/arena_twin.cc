@@ -5,12 +5,13 @@
 namespace pathways {
 
 bool ArenaTwin::mirror(std::uint64_t offset, std::uint64_t bytes, std::span<const std::uint32_t> hosts,
-                       std::uint64_t lease) {
+                       std::uint64_t lease, std::uint64_t stamp) {
   if (offset < round_up(sizeof(Arena)) + Arena::kHeaderBytes || offset % Arena::kAlignment != 0 ||
       !holds(offset, 0, bytes) || hosts.empty()) {
     return false;
   }
-  if (!leased_.try_emplace(offset, Returned{offset, lease, bytes, {hosts.begin(), hosts.end()}}).second) return false;
+  if (leased_.contains(offset)) return false;
+  leased_[offset] = {offset, lease, bytes, stamp, {hosts.begin(), hosts.end()}};
   Arena::Block* block = arena_->block(offset - Arena::kHeaderBytes);
   std::uint64_t borrowers = 0, others = 0;
   for (const std::uint32_t host : hosts) host < Arena::kBorrowers ? borrowers |= bit_of(host) : ++others;
@@ -18,6 +19,14 @@ bool ArenaTwin::mirror(std::uint64_t offset, std::uint64_t bytes, std::span<cons
   block->references.store(borrowers + others, std::memory_order_relaxed);
   block->become(BlockState::kLive);
   return true;
+}
+
+void ArenaTwin::reclaim(std::uint32_t host, std::uint64_t stamp) {
+  const ArenaView view(arena_, bytes_);
+  for (auto& [offset, block] : leased_) {
+    const bool is_meant = block.stamp != 0 && block.stamp <= stamp && host < Arena::kBorrowers;
+    if (is_meant && std::erase(block.hosts, host) != 0) (void)view.return_lease(offset, host);
+  }
 }
 
 bool ArenaTwin::holds(std::uint64_t offset, std::uint64_t at, std::uint64_t bytes) const noexcept {

@@ -28,18 +28,21 @@ class ArenaTwin {
   /// `arena`: a fresh one in `bytes` bytes of memory, of which nobody allocates.
   ArenaTwin(Arena* arena, std::uint64_t bytes) : arena_(arena), bytes_(bytes) {}
 
-  /// Makes a block of `bytes` bytes at `offset`, with a lease for each of these hosts; `lease` is the lease's number.
-  /// False, and nothing happens: it does not lie in the arena, or it is there already.
+  /// Makes a block of `bytes` bytes at `offset`, with a lease for each of these hosts; `lease` is the lease's number,
+  /// `stamp` its stamp in the arena itself (0: `reclaim` does not find it). False, and nothing happens: it does not lie
+  /// in the arena, or it is there already.
   [[nodiscard]] bool mirror(std::uint64_t offset, std::uint64_t bytes, std::span<const std::uint32_t> hosts,
-                            std::uint64_t lease);
+                            std::uint64_t lease, std::uint64_t stamp = 0);
+  /// The arena's owner takes back what it leased to this host, which is lost, up to this stamp (ARENA-5).
+  void reclaim(std::uint32_t host, std::uint64_t stamp);
   /// Where `bytes` bytes of a mirrored block lie, from `at` on. nullptr: not inside of the block, or it was mirrored
   /// for another lease, or it was taken as returned.
   [[nodiscard]] std::byte* bytes_of(std::uint64_t offset, std::uint64_t lease, std::uint64_t at,
                                     std::uint64_t bytes) const noexcept;
 
   struct Returned {
-    std::uint64_t offset, lease, bytes;
-    std::vector<std::uint32_t> hosts;  ///< to which it was leased
+    std::uint64_t offset, lease, bytes, stamp;
+    std::vector<std::uint32_t> hosts;  ///< to which it was leased, but those of `reclaim`
   };
   /// The blocks that all hosts have returned, each once. A block whose lease `is_busy` stays mirrored, and comes later.
   std::vector<Returned> take_returned(const std::function<bool(const Returned&)>& is_busy);

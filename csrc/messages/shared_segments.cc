@@ -220,4 +220,13 @@ ClientView::ClientView(void* memory, size_t bytes) : block_(attach_block<ClientB
   }
 }
 
+void ClientView::tell_retired(uint64_t count) const {
+  // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().
+  retired().store(count, std::memory_order_seq_cst);
+  uint64_t waits_for = wanted().load(std::memory_order_seq_cst);
+  if (waits_for == 0 || count < waits_for) return;
+  (void)wanted().compare_exchange(waits_for, 0, std::memory_order_relaxed, std::memory_order_relaxed);
+  futures().doorbell().ring();
+}
+
 }  // namespace pathways

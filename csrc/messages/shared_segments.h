@@ -211,6 +211,8 @@ class ClientView {
   /// Its is_there() is false when the client has no read-back area. The same holds for the arena.
   const ReadBackView& read_back() const { return read_back_; }
   const ArenaView& arena() const { return arena_; }
+  /// Says that so many runs of the client are over, and wakes the client when it waits for that.
+  void tell_retired(uint64_t count) const;
   Atomic<uint64_t>& retired() const { return block_->retired; }
   Atomic<uint64_t>& wanted() const { return block_->wanted; }
   Atomic<uint64_t>& delivered() const { return block_->delivered; }

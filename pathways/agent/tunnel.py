@@ -109,6 +109,17 @@ def splice(one: socket.socket, other: socket.socket) -> None:
                 end.connection.close()
 
 
+def splice_to(path: str, connection: socket.socket) -> None:
+    """Carries bytes between a connection and a Unix socket of this machine until either ends, then closes both."""
+    near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        near.connect(path)
+    except OSError:
+        near.close()
+        raise
+    splice(connection, near)
+
+
 class TunnelServer:
     """Listens at a Unix socket of this machine, and tunnels each connection to where `dial` connects."""
 

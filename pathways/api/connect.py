@@ -4,6 +4,7 @@ cluster = pw.connect()                                              # this proce
 cluster = pw.connect(pw.LocalCluster(islands=2, devices_per_host=4))  # host processes on this machine
 cluster = pw.connect(pw.RayCluster(islands=2, devices_per_host=8, resources_per_host={"GPU": 8}))  # on Ray's machines
 cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a running one
+cluster = pw.connect("pathways://login-node:7070")                    # a running one whose controller is elsewhere
 """
 
 from __future__ import annotations
@@ -18,79 +19,12 @@ from typing import Any, NoReturn
 
 from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
+from pathways.api.local_target import LocalCluster
 from pathways.api.ray_target import RayCluster
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
 from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms
-from pathways.process.config import check_rules
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalCluster:
-    """Real host processes on this machine; a value, started by `connect`. Equal ones are one cluster.
-
-    Args:
-        islands: groups of hosts whose devices share a collective fabric.
-        hosts_per_island: host processes in each.
-        devices_per_host: devices that each host drives.
-        platform: "cpu", "cuda", "rocm" or "tpu"; what JAX_PLATFORMS or the machine says when None.
-        device_memory: budget of each device in bytes, by which runs are admitted; None: what the device says that it
-            has, on CPU its share of the machine's memory.
-        transfer_memory: budget in bytes of each host's shared memory, into which transfers land; None: 1 GiB.
-        dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
-        distance_us: microseconds that each message between the cluster's processes is on its way, as if they were far
-            apart. For measurement; messages to and from clients, and the data itself, take no longer.
-        machines: how many machines the hosts behave as if they were on, in their order and as many on each; the
-            controller and the clients are on the first. Data between hosts of different ones goes over the network, and
-            a host that is not on the first is lost when it does not answer for 5 s. For tests and measurement; messages
-            of the control path, and what clients put and read, are in shared memory still.
-        policy: which client's run is next when several use a device. "share": clients share device time by weight.
-            "priority": a higher priority goes first, and a waiting run rises by one priority per second; clients of
-            equal priority share by weight. "fifo": what comes first runs first. What runs is never interrupted.
-        when_full: what becomes of a run or put that only other clients' arrays leave no device memory for. "refuse": it
-            fails. "suspend": those clients are suspended, their arrays go to the hosts' memory, and they are brought
-            back when they have work: idle clients first; clients that all work take turns of a second.
-        checkpoint_root: a folder; the hosts read and write checkpoints only there. None: anywhere. "{client}" in it
-            stands for the client's name: "/data/{client}" is a folder for each, and clients without a name are refused.
-        client_memory: the most bytes of each device that one client's arrays and runs may take; None: no such bound.
-            What one client may have of this and the next three, each client may; `Cluster.limit` changes it for one.
-        client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.
-        max_weight: the greatest weight that a client may ask for; None: 1000.
-        max_priority: the greatest priority that a client may ask for; None: 1,000,000.
-    """
-
-    islands: int = 1
-    hosts_per_island: int = 1
-    devices_per_host: int = 1
-    platform: str | None = None
-    device_memory: int | None = None
-    transfer_memory: int | None = None
-    dispatch: str = "parallel"
-    distance_us: int = 0
-    machines: int = 1
-    policy: str = "share"
-    when_full: str = "refuse"
-    checkpoint_root: str | os.PathLike[str] | None = None
-    client_memory: int | None = None
-    client_runs: int | None = None
-    max_weight: float | None = None
-    max_priority: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses a dispatch, or a policy, that there is not."""
-        check_rules(self.policy, self.when_full)
-        if self.dispatch not in ("parallel", "sequential"):
-            raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
-
-    def start(self, progress: Any, terms: ClientTerms | None) -> Any:
-        """Starts it: what `connect` does first. Returns a `LocalClusterHandle`."""
-        from pathways.cluster.launcher import start_local_cluster
-
-        sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        is_sequential = sizes.pop("dispatch") == "sequential"
-        return start_local_cluster(progress=progress, terms=terms, sequential=is_sequential, **sizes)
-
 
 _live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
 _terms_of: weakref.WeakKeyDictionary[Cluster, ClientTerms] = weakref.WeakKeyDictionary()
@@ -115,8 +49,10 @@ def connect(
 
     Args:
         target: a `LocalCluster` to start host processes here, a `RayCluster` to start them on the machines of a Ray
-            cluster; or the address of a running cluster, "unix:/…". None: the address in the variable PATHWAYS_ADDRESS
-            if that is set, else this process's own devices.
+            cluster; or the address of a running cluster: "unix:/…", or "pathways://HOST:PORT" if its controller is on
+            another machine. To the latter, the variable PATHWAYS_TOKEN_FILE names a file with a token of the role
+            client, which is traded for a certificate that later calls of this user use. None: the address in the
+            variable PATHWAYS_ADDRESS if that is set, else this process's own devices.
         name: what `pathways status` calls this client.
         weight: how this client shares devices with others: over any second in which both have work, a client of weight
             2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000. The policy "fifo"
@@ -141,6 +77,8 @@ def connect(
             this process is connected to the target already.
         ConnectError: nobody listens there, or a process did not start; with its log's last lines. Or this process was
             forked from one that uses JAX.
+        PermissionDeniedError: another machine's cluster knows no token or certificate of this client's, or its role
+            may not run programs.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
     """
     if target is None:
@@ -179,9 +117,9 @@ def connect(
                 handle.close()
                 raise
         else:
-            from pathways.cluster.remote import connect_unix
+            from pathways.cluster.connecting import connect_to
 
-            cluster = Cluster(connect_unix(target, terms=terms), target)
+            cluster = Cluster(connect_to(target, terms), target)
         _terms_of[cluster] = terms
         if most is not None:
             cluster.native.max_in_flight = most

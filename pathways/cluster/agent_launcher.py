@@ -13,8 +13,7 @@ from pathways.process import environment, run_directory
 from pathways.process.children import Deadline
 from pathways.process.config import ClusterOptions
 from pathways.process.supervised import Supervised
-from pathways.trust import Credentials, join
-from pathways.trust.tokens import TokenText
+from pathways.trust import certificate_in
 
 JOIN_TIMEOUT_S = 30.0
 
@@ -53,7 +52,7 @@ class AgentHandle:
         chosen = environment.choose_platform(platform, os.environ)
         environment.check_devices(ClusterOptions(1, hosts, devices_per_host), chosen, os.environ)
         if credentials is not None:
-            _get_certificate(address, token, credentials, name)
+            certificate_in(credentials, address, token, name, "host")
         run_directory.sweep()
         directory = run_directory.new_directory(of_agent=True)
         config: dict[str, Any] = {
@@ -119,19 +118,3 @@ class AgentHandle:
         self._supervised.terminate()
         self._supervised.close()
         self._supervised.forget()
-
-
-def _get_certificate(address: str, token: str, path: str, name: str) -> None:
-    """Makes sure that the file has a certificate: the one that is there, or one for the token."""
-    wanted = TokenText.parse(token) if token else None
-    if os.path.exists(path):
-        there = Credentials.load(path)
-        is_of_token = wanted is None or (there.identity.token, there.fingerprint) == (wanted.number, wanted.fingerprint)
-        if is_of_token and there.name == name and not there.is_expired:
-            return
-    if not token:
-        raise errors.PermissionDeniedError(
-            f"there is no token, and no certificate in {path}: give --token-file FILE, or set PATHWAYS_TOKEN, with "
-            "what `pathways token --role host` printed on the controller's machine"
-        )
-    join(address, token, name).save(path)

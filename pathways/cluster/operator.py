@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import numbers
 import os
@@ -13,6 +14,7 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
+from pathways.agent.controller_session import ControllerSession, WayIn, is_far
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.tracing import RemoteRecording
 from pathways.process.client_terms import ClientTerms
@@ -27,7 +29,11 @@ def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
     Raises:
         ConnectError: no cluster listens there, or the controller does not answer in time.
     """
-    return wire.load_stats(_answer(address, "Stats", Empty(), "", timeout_s))
+    if is_far(address):
+        with _way_to(address) as way:
+            return wire.load_stats(_answer(address, way, "Stats", Empty(), timeout_s))
+    # Without a connection: this must work even when the controller's loop is too busy to open one.
+    return wire.load_stats(_answer(address, _Way(Address.parse(address).control, ""), "Stats", Empty(), timeout_s))
 
 
 def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
@@ -85,19 +91,12 @@ def record(address: str) -> Iterator[RemoteRecording]:
         ConnectError: no cluster listens there.
         TraceFileError: somebody traces this cluster already.
     """
-    where = Address.parse(address)
 
     def translated(error: grpc.RpcError) -> Exception:
         return wire.raised(error) or errors.ConnectError(f"no cluster answers at {address}: {error.details()}")
 
-    with (
-        contextlib.closing(open_connection(address, where)) as connection,
-        grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel,
-    ):
-        message, fds = first_message(address, connection)
-        for fd in fds:
-            os.close(fd)
-        open_stream = functools.partial(rpc.ControllerStub(channel).Trace, metadata=wire.bearer(message["token"]))
+    with _way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
+        open_stream = functools.partial(rpc.ControllerStub(channel).Trace, metadata=wire.bearer(way.token))
         recording = RemoteRecording(open_stream, translated)
         try:
             yield recording
@@ -118,19 +117,39 @@ def client_request(kind: Any, client: int, **fields: Any) -> Any:
     return kind(client=int(number), **fields)
 
 
-def _operate(address: str, method: str, request: Any) -> Any:
-    with contextlib.closing(open_connection(address, Address.parse(address))) as connection:
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """Where the controller's gRPC server is reached, and the secret of this process's connection."""
+
+    control: str
+    token: str
+
+
+@contextlib.contextmanager
+def _way_to(address: str) -> Iterator[_Way]:
+    """A connection to a cluster, of this machine or of another one."""
+    if is_far(address):
+        with ControllerSession(WayIn.find(address, dict(os.environ), "operator")) as session:
+            yield _Way(f"unix:{session.control}", session.token)
+        return
+    where = Address.parse(address)
+    with contextlib.closing(open_connection(address, where)) as connection:
         message, fds = first_message(address, connection)
         for fd in fds:
             os.close(fd)
-        return _answer(address, method, request, message["token"], None)
+        yield _Way(where.control, message["token"])
 
 
-def _answer(address: str, method: str, request: Any, token: str, timeout_s: float | None) -> Any:
-    with grpc.insecure_channel(Address.parse(address).control, options=wire.CHANNEL_OPTIONS) as channel:
+def _operate(address: str, method: str, request: Any) -> Any:
+    with _way_to(address) as way:
+        return _answer(address, way, method, request, None)
+
+
+def _answer(address: str, way: _Way, method: str, request: Any, timeout_s: float | None) -> Any:
+    with grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
         try:
             call = getattr(rpc.ControllerStub(channel), method)
-            return call(request, timeout=timeout_s, metadata=wire.bearer(token))
+            return call(request, timeout=timeout_s, metadata=wire.bearer(way.token))
         except grpc.RpcError as error:
             raise wire.raised(error) or errors.ConnectError(
                 f"no cluster answers at {address}: {error.details()}"

@@ -114,6 +114,8 @@ class RemoteControl:
         self.controller_pidfd = -1
         #: Set by the process that started the cluster: returns the last lines of the controller's log.
         self.last_words: Callable[[], str] = lambda: ""
+        #: Called when the connection was closed; set by who has a process for it.
+        self.on_released: Callable[[], object] = lambda: None
         self._channel = channel
         self._stub = rpc.ControllerStub(channel)
         self._connection = connection
@@ -365,6 +367,7 @@ class RemoteControl:
         if self.controller_pidfd >= 0:
             os.close(self.controller_pidfd)
             self.controller_pidfd = -1
+        self.on_released()
 
     def _ended_by(self, message: fd_passing.Message) -> errors.PathwaysError:
         return wire.make_error(str(message.get("error", "ClusterClosedError")), str(message.get("message", message)))

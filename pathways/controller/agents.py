@@ -4,9 +4,7 @@ A cluster that listens (`pathways up --listen`) has places: its islands. An agen
 takes a free place. While a place is free, its island is lost (`recovery.py`): what clients ask of it waits, and new
 slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; the place is free again.
 
-    link-up      opens a link: the agent says what it has, and gets a place. From then on this connection carries the
-                 records from the agent.
-    link-down    the second connection of the same link, which carries the records to the agent
+    link         see `far_links.py`; the agent says what it has, and gets a place
     control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/agent/tunnel.py)
 
 Owned by the event loop's thread; the `serve_` methods are called by threads of the port.
@@ -16,20 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import os
 import secrets
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from pathways import errors
-from pathways.agent.link_threads import LinkThreads
-from pathways.agent.tunnel import splice
+from pathways.agent.tunnel import splice_to
+from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.plan.topology import Topology
 from pathways.process import fd_passing
 from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig, dump
@@ -39,8 +35,6 @@ from pathways.protocol import control_pb2 as pb_control
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
 
 _MOST_LOG_CHARS = 8192
-#: An agent opens the second connection of its link within this time, in seconds.
-OPEN_TIMEOUT_S = 5.0
 
 
 class FarHost:
@@ -107,7 +101,7 @@ class Agent:
         island: int,
         hosts: tuple[int, ...],
         streams: tuple[str, ...],
-        link: Any,
+        link: FarLink,
         native: Any,
         controller_segment: Any,
     ) -> None:
@@ -117,12 +111,7 @@ class Agent:
         self._since = time.monotonic()
         self.island = island
         self.streams = dict(zip(hosts, streams, strict=True))  # where each host receives network transfers
-        self.token = secrets.token_hex(16)
         self.link = link
-        self.receiving: socket.socket | None = None  # the first connection of its link
-        self.threads: LinkThreads | None = None  # when both connections are open
-        self.is_half_open = threading.Event()  # `receiving` is there
-        self.is_over = threading.Event()
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
         self._hosts: dict[int, FarHost] = {}
@@ -137,7 +126,7 @@ class Agent:
     def launch(self, config: HostConfig, token: str, segment: Any) -> FarHost:
         """Starts a host; `segment` is its twin here."""
         host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation)
-        self.link.add_host(config.host, config.incarnation, segment, self._controller_segment)
+        self.link.native.add_host(config.host, config.incarnation, segment, self._controller_segment)
         request = pb.StartHost(config_json=dump(config), token=token)
         self.requests.put_nowait(pb.AgentRequest(start_host=request))
         return host
@@ -146,7 +135,7 @@ class Agent:
         """Takes no more records from a host."""
         if self._hosts.get(number) is host:
             del self._hosts[number]
-            self.link.remove_host(number)
+            self.link.native.remove_host(number)
 
     def report(self, report: pb.AgentReport) -> None:
         """Takes in what the agent says of its hosts (TRUST-1: of its own island's only)."""
@@ -161,7 +150,7 @@ class Agent:
 
     def stats(self) -> pb_control.MachineStats:
         """See `MachineStats`."""
-        link = self.link.stats()
+        link = self.link.native.stats()
         return pb_control.MachineStats(
             island=self.island,
             name=self.name,
@@ -172,14 +161,6 @@ class Agent:
             round_trip_ns=link["round_trip_ns"],
             connected_s=time.monotonic() - self._since,
         )
-
-    def close(self) -> None:
-        """Ends the link. May wait for its threads."""
-        if self.threads is not None:
-            self.threads.close()
-        else:
-            self.link.close()
-        self.is_over.set()
 
     def lost(self, why: str) -> None:
         """Counts all its hosts as killed."""
@@ -198,20 +179,19 @@ class Agents:
         self._native = native
         self.hub = native.LinkHub()
         self._controller_segment = controller_segment
-        self._by_hello: dict[int, Agent] = {}  # let in, and not yet served
         self.port = ""  # where agents join
         self._topology = topology
         self._options = options
         self._control_path = control_path
         self._by_island: dict[int, Agent] = {}
-        self._loop = asyncio.get_running_loop()
+        self._door = LinkDoor(self._open, self._opened)
         #: Called with the island of an agent whose link is open.
         self.on_joined: Callable[[int], None] = lambda island: None
 
     def of(self, island: int) -> Agent | None:
         """The agent that has this place, if its link is open."""
         agent = self._by_island.get(island)
-        return agent if agent is not None and agent.threads is not None else None
+        return agent if agent is not None and agent.link.is_open else None
 
     def by_token(self, token: str) -> Agent:
         """The agent whose link got this secret.
@@ -220,7 +200,7 @@ class Agents:
             PermissionDeniedError: there is none.
         """
         for agent in self._by_island.values():
-            if secrets.compare_digest(agent.token, token):
+            if secrets.compare_digest(agent.link.token, token):
                 return agent
         raise errors.PermissionDeniedError("this is no agent of this cluster, or its link has broken")
 
@@ -234,43 +214,16 @@ class Agents:
     def serve_at(self, port: Port) -> None:
         """Says what the port does for agents."""
         self.port = str(port.address)
-        port.on("link-up", [Role.HOST], self._serve_up, functools.partial(self._on_loop, self._open))
-        port.on("link-down", [Role.HOST], self._serve_down, functools.partial(self._on_loop, self._find))
+        self._door.serve_at(port, "link", [Role.HOST])
         port.on("control", [Role.HOST], self._serve_control)
 
-    def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        agent = self._by_hello.pop(id(hello))
-        agent.receiving = connection
-        agent.is_half_open.set()
-        agent.is_over.wait()
-
-    def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        agent: Agent = self._on_loop(self.by_token, hello["session"])
-        agent.is_half_open.wait(OPEN_TIMEOUT_S)  # another thread of the port is about to say so
-        if self._on_loop(self._complete, agent, connection):
-            agent.is_over.wait()
-
     def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            near.connect(self._control_path)
-        except OSError:
-            near.close()
-            raise
-        splice(connection, near)
-
-    def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        async def call() -> Any:
-            return function(*arguments)
-
-        if self._loop.is_closed():
-            raise errors.ClusterClosedError("the cluster has ended")
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(OPEN_TIMEOUT_S)
+        splice_to(self._control_path, connection)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
-    def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
-        """Gives an agent its place; returns what it is told."""
+    def _open(self, identity: Identity, hello: dict[str, Any]) -> tuple[FarLink, dict[str, Any]]:
+        """Gives an agent its place."""
         if any(agent.name == identity.name for agent in self._by_island.values()):
             raise errors.ConnectError(
                 f"a machine called {identity.name} is in this cluster already: give this one another --name"
@@ -279,19 +232,10 @@ class Agents:
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
         streams = tuple(f"{there}:{int(port)}" for port in hello["ports"])
-        agent = Agent(
-            identity, island, hosts, streams, self.hub.open_link(True), self._native, self._controller_segment
-        )
-        self._by_island[island] = self._by_hello[id(hello)] = agent
-        self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, agent)
-        return {"session": agent.token, "island": island, "options": dataclasses.asdict(self._options)}
-
-    def _find(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
-        """Checks that the second connection of a link is for a link that waits for it, and of the same machine."""
-        agent = self.by_token(str(hello.get("session", "")))
-        if agent.name != identity.name or agent.threads is not None:
-            raise errors.PermissionDeniedError("no link of this machine waits for its second connection")
-        return {}
+        link = FarLink(self.hub.open_link(True), identity, lambda why: self.lose(agent, why))
+        agent = Agent(identity, island, hosts, streams, link, self._native, self._controller_segment)
+        self._by_island[island] = agent
+        return link, {"island": island, "options": dataclasses.asdict(self._options)}
 
     def _place_for(self, hello: Mapping[str, Any]) -> int:
         """A free place that the agent's hosts fit.
@@ -333,23 +277,10 @@ class Agents:
             f"{len(topology.islands)} islands, taken by {taken}"
         )
 
-    def _complete(self, agent: Agent, connection: socket.socket) -> bool:
-        """Opens a link, both of whose connections are there. False: it has been given up."""
-        if self._by_island.get(agent.island) is not agent or agent.threads is not None or agent.receiving is None:
-            return False
-
-        def broken(why: str) -> None:
-            self._loop.call_soon_threadsafe(self.lose, agent, why)
-
-        agent.threads = LinkThreads(agent.link, connection, agent.receiving, broken)
-        agent.threads.start()
+    def _opened(self, link: FarLink) -> None:
+        agent = next(agent for agent in self._by_island.values() if agent.link is link)
         print(f"the agent {agent.name} has joined as island {agent.island}", file=sys.stderr, flush=True)
-        self._loop.call_soon(self.on_joined, agent.island)
-        return True
-
-    def _give_up(self, agent: Agent) -> None:
-        if agent.threads is None:
-            self.lose(agent, "it did not open the second connection of its link")
+        asyncio.get_running_loop().call_soon(self.on_joined, agent.island)
 
     def lose(self, agent: Agent, why: str) -> None:
         """Counts an agent and its hosts as lost. A second call does nothing."""
@@ -357,17 +288,17 @@ class Agents:
             return
         print(f"the agent {agent.name} of island {agent.island} is lost: {why}", file=sys.stderr, flush=True)
         del self._by_island[agent.island]
-        asyncio.get_running_loop().run_in_executor(None, agent.close)
+        asyncio.get_running_loop().run_in_executor(None, agent.link.close)
         agent.lost(why)
 
     def stats(self) -> list[pb_control.MachineStats]:
         """What people want to know of each machine that has joined, by island."""
-        return [agent.stats() for _, agent in sorted(self._by_island.items()) if agent.threads is not None]
+        return [agent.stats() for _, agent in sorted(self._by_island.items()) if agent.link.is_open]
 
     @property
     def by_name(self) -> dict[str, Agent]:
         """The agents whose links are open."""
-        return {agent.name: agent for agent in self._by_island.values() if agent.threads is not None}
+        return {agent.name: agent for agent in self._by_island.values() if agent.link.is_open}
 
     def let_go(self, agent: Agent) -> None:
         """Asks an agent to leave. It is lost when its link ends."""
@@ -379,8 +310,14 @@ class Agents:
             self.lose(agent, why)
 
 
-def open_port(config: ControllerConfig, agents: Agents) -> tuple[Port, Renewal | None]:
-    """Listens for agents. The folder of the authority, or a link to it, is in the cluster's directory.
+class _Served(Protocol):
+    def serve_at(self, port: Port) -> None:
+        """Says what the port does for these callers."""
+        ...
+
+
+def open_port(config: ControllerConfig, *served: _Served) -> tuple[Port, Renewal | None]:
+    """Listens for other machines. The folder of the authority, or a link to it, is in the cluster's directory.
 
     Raises:
         ConnectError: it cannot listen there.
@@ -397,5 +334,6 @@ def open_port(config: ControllerConfig, agents: Agents) -> tuple[Port, Renewal |
         own = authority.credentials(Role.CONTROLLER, "controller")
         renewal = Renewal(own, authority.renewed)
         port = Port(config.listen, renewal, authority, Tokens(folder))
-    agents.serve_at(port)
+    for each in served:
+        each.serve_at(port)
     return port.start(), renewal

@@ -8,6 +8,7 @@ the controller frees everything that the client owned (OWN-1).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from pathways.controller.connections import Connections
 from pathways.controller.draining import Draining
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.program_manager import ProgramManager
-from pathways.controller.records import ClientRecord, Connection, HostRecord
+from pathways.controller.records import ClientRecord, Connection, HostRecord, NearConnection
 from pathways.controller.suspend import Suspension
 from pathways.controller.tracing import Tracing
 from pathways.process import fd_passing
@@ -65,15 +66,24 @@ class ClientManager:
         """Allows the call for client `number` itself, for the client that started the cluster, and for an operator.
 
         Raises:
-            PermissionDeniedError: another client made the call.
+            PermissionDeniedError: another client made the call, or another machine's process that is no operator.
         """
         connection = self.connections.of(token)
-        same = (each for each in self.clients.values() if each.connection.pid == connection.pid)
-        client = connection.client or next(same, None)
-        if client is not None and not client.owner and client.number != number:
-            raise errors.PermissionDeniedError(
-                f"client {client.number} may not {doing}: who started the cluster may, and `pathways` on a command line"
-            )
+        clients = [connection.client] if connection.client is not None else self._of_process(connection)
+        is_of_cluster = not connection.is_far and not clients  # another process of the cluster's user
+        if connection.is_operator or is_of_cluster or any(each.owner or each.number == number for each in clients):
+            return
+        who = f"client {clients[0].number}" if clients else f"a caller ({connection.who})"
+        raise errors.PermissionDeniedError(
+            f"{who} may not {doing}: who started the cluster may, and `pathways` on a command line; on another machine "
+            "with a token of the role operator"
+        )
+
+    def _of_process(self, connection: Connection) -> list[ClientRecord]:
+        """The clients that are in the process of a connection."""
+        if connection.is_far:
+            return [] if connection.client is None else [connection.client]
+        return [each for each in self.clients.values() if each.connection.pid == connection.pid]
 
     def names_seen_by(self, token: str) -> tuple[str, set[int] | None]:
         """The caller, for people, and the clients whose names it may see; None: of all (see `check_operator`).
@@ -82,8 +92,8 @@ class ClientManager:
             PermissionDeniedError: no open connection has this secret.
         """
         connection = self.connections.of(token)
-        own = {each.number for each in self.clients.values() if each.connection.pid == connection.pid}
-        who = f"client {min(own)}" if own else f"an operator (pid {connection.pid})"
+        own = {each.number for each in self._of_process(connection)}
+        who = f"client {min(own)}" if own else f"an operator ({connection.who})"
         try:
             self.check_operator(token, "see other clients' names")
         except errors.PermissionDeniedError:
@@ -104,19 +114,23 @@ class ClientManager:
         terms = client_limits.granted(request, self.cluster.config.options)
         root = client_limits.checkpoint_root(terms, self.cluster.config.options)
         connection = self.connections.of(token)
-        if connection.segment is None:
-            self.connections.read(connection)
+        if isinstance(connection, NearConnection):
+            if connection.segment is None:
+                self.connections.read(connection)
+        else:  # its link is about to open
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(connection.has_segment.wait(), ATTACH_TIMEOUT_S)
         is_open = connection.number in self.connections.open
         if connection.segment is None or connection.client is not None or not is_open:
             raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
         futures = self._futures_of(connection)
         self.youngest_client += 1
-        owner = connection.pid == self.cluster.config.owner_pid
+        owner = not connection.is_far and connection.pid == self.cluster.config.owner_pid
         client = ClientRecord(self.youngest_client, connection, owner, terms, root, futures)
         connection.client = client
         self.clients[client.number] = client
         if self.cluster.agents is not None:
-            self.cluster.agents.hub.add_client(client.number, connection.segment)
+            self.cluster.agents.hub.add_client(client.number, connection.segment, connection.link)
         try:
             # A host that is still starting gets every client when it is ready: see `serve`.
             served = [host for host in self.cluster.hosts if host.is_served]
@@ -124,7 +138,9 @@ class ClientManager:
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
             limits = client_limits.native(self.cluster.native, terms)
-            self.cluster.controller.add_client(client.number, connection.segment, connection.bell, limits)
+            self.cluster.controller.add_client(
+                client.number, connection.segment, connection.bell, limits, connection.is_far
+            )
         except (RuntimeError, ValueError) as error:  # the native controller refused the segment
             self.remove(client.number)
             raise _no_sense(error) from error

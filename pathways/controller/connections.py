@@ -1,8 +1,9 @@
-"""The connections of client processes to the controller, on the descriptor socket: opened, identified, closed.
+"""The connections of client processes to the controller: opened, identified, closed.
 
-Each client keeps one connection open for as long as it lives. The kernel reports the client's end to the controller in
-two ways, and the first one counts: the pidfd of the process, and the closing of the socket. The socket alone is not
-enough, because a forked child of the client may hold it open.
+Those of other machines come in at the port (`far_clients.py`); this file has those of this machine, on the descriptor
+socket. Each client keeps one connection open for as long as it lives. The kernel reports the client's end to the
+controller in two ways, and the first one counts: the pidfd of the process, and the closing of the socket. The socket
+alone is not enough, because a forked child of the client may hold it open.
 
 TRUST-1: the controller gives each connection a secret, and finds the caller of a call by the secret alone. It trusts
 nothing else that the call contains. A process of the cluster's user that has not joined is an operator: it may inspect
@@ -20,7 +21,7 @@ from collections.abc import Callable
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
-from pathways.controller.records import Connection
+from pathways.controller.records import Connection, NearConnection
 from pathways.process import fd_passing
 
 
@@ -33,7 +34,7 @@ class Connections:
         self._on_lost = on_lost
         self.open: dict[int, Connection] = {}
         self._by_token: dict[str, Connection] = {}
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(os.getpid())
         self._listener = fd_passing.listen(os.path.join(cluster.config.directory, "fds.sock"))
@@ -70,20 +71,24 @@ class Connections:
         connection.setblocking(False)
         token = secrets.token_hex(16)
         bell = self._cluster.native.bell_segment()
-        record = Connection(next(self._numbers), connection, pid, pidfd, token, bell)
-        self.open[record.number] = self._by_token[token] = record
-        self._loop.add_reader(pidfd, self._lost, record)
+        record = NearConnection(next(self.numbers), pid, token, bell, socket=connection, pidfd=pidfd)
+        self.add(record)
+        self._loop.add_reader(pidfd, self._lost_near, record)
         self._loop.add_reader(connection.fileno(), self.read, record)
         try:
             hello: fd_passing.Message = {"kind": "hello", "token": token, "controller_pid": os.getpid()}
             fd_passing.send(connection, hello, [self._cluster.status_segment.fd, record.bell.fd, self._pidfd])
         except OSError:
-            self._lost(record)
+            self._lost_near(record)
             return
         if self._cluster.failure is not None:
             self._tell_end(self._cluster.failure)
 
-    def read(self, connection: Connection) -> None:
+    def add(self, connection: Connection) -> None:
+        """A connection that is open from now on."""
+        self.open[connection.number] = self._by_token[connection.token] = connection
+
+    def read(self, connection: NearConnection) -> None:
         """Takes the only message that a client may send: its segment. After any other message it is disconnected."""
         fds: list[int] = []
         try:
@@ -98,18 +103,22 @@ class Connections:
                 os.close(fd)
             if not isinstance(error, fd_passing.Closed):
                 print(f"process {connection.pid} was disconnected: {error}", file=sys.stderr, flush=True)
-            self._lost(connection)
+            self._lost_near(connection)
 
-    def _lost(self, connection: Connection) -> None:
-        """Closes a connection: its process ended, its socket closed, or it sent something wrong."""
+    def _lost_near(self, connection: NearConnection) -> None:
+        """The process ended, its socket closed, or it sent something wrong."""
+        if connection.number in self.open:
+            self._loop.remove_reader(connection.pidfd)
+            self._loop.remove_reader(connection.socket.fileno())
+            self.lost(connection)
+
+    def lost(self, connection: Connection) -> None:
+        """Closes a connection. A second call does nothing."""
         if self.open.pop(connection.number, None) is None:
             return
         self._by_token.pop(connection.token, None)
-        self._loop.remove_reader(connection.pidfd)
-        self._loop.remove_reader(connection.socket.fileno())
         self._on_lost(connection)
-        os.close(connection.pidfd)
-        connection.socket.close()
+        connection.close()
 
     def _tell_end(self, failure: errors.PathwaysError) -> None:
         for connection in self.open.values():

@@ -22,6 +22,7 @@ from pathways.controller.agents import open_port
 from pathways.controller.auto_suspend import AutoSuspension
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
 from pathways.process.config import ControllerConfig, load_controller
@@ -63,7 +64,14 @@ async def run(config: ControllerConfig) -> int:
         finally:
             os.umask(old)
         if cluster.agents is not None:
-            port, _ = open_port(config, cluster.agents)
+            clients = FarClients(
+                cluster.native,
+                cluster.agents.hub,
+                cluster.status_segment,
+                client_manager.connections,
+                cluster.address.removeprefix("unix:"),
+            )
+            port, _ = open_port(config, cluster.agents, clients)
         listening = {"event": "listening", "address": cluster.address, "port": str(port.address) if port else ""}
         os.write(config.report_fd, json.dumps(listening).encode() + b"\n")
         os.close(config.report_fd)

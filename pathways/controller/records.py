@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import socket
 from typing import Any
 
@@ -66,23 +67,57 @@ class HostRecord:
         return f"{self.name} {end}. {self.process.log_tail()}"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Connection:
-    """An open connection on the descriptor socket. It becomes a client by joining."""
+    """A process that is connected to the controller: it may become a client by joining, or it is an operator."""
 
     number: int
-    socket: socket.socket
-    pid: int
-    pidfd: int
+    pid: int  # of a process on this machine; 0: it is on another one
     token: str  # the secret by which its calls identify themselves
     bell: Any  # the segment of the doorbell at which it rings the controller
-    segment: Any = None
+    segment: Any = None  # the client's block, or the twin of that of a client on another machine
     client: ClientRecord | None = None
+    link: Any = None  # the native link to a client on another machine
+    has_segment: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # set for those on other machines
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it is on another machine."""
+        return not self.pid
+
+    @property
+    def who(self) -> str:
+        """For people."""
+        return f"pid {self.pid}"
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it has an operator's rights whatever else it is."""
+        return False
 
     def tell(self, message: fd_passing.Message) -> None:
         """Sends a message if the other end still takes one."""
+
+    def close(self) -> None:
+        """Closes what the connection has of the system."""
+
+
+@dataclasses.dataclass(eq=False)
+class NearConnection(Connection):
+    """A connection on the descriptor socket, of a process of this machine."""
+
+    socket: socket.socket = dataclasses.field(kw_only=True)
+    pidfd: int = dataclasses.field(kw_only=True)
+
+    def tell(self, message: fd_passing.Message) -> None:
+        """See `Connection`."""
         with contextlib.suppress(OSError):
             fd_passing.send(self.socket, message)
+
+    def close(self) -> None:
+        """See `Connection`."""
+        os.close(self.pidfd)
+        self.socket.close()
 
 
 @dataclasses.dataclass

@@ -283,7 +283,7 @@ class ControllerService(rpc.ControllerServicer):
         self._client_manager.check_operator(wire.token_of(context), "end the cluster")
         connection = self._client_manager.connections.of(wire.token_of(context))
         who = "an operator" if connection.client is None else f"client {connection.client.number}"
-        reason = f"{who} (pid {connection.pid}) asked it to end"
+        reason = f"{who} ({connection.who}) asked it to end"
         # End the cluster after this reply, so that the caller receives it.
         asyncio.get_running_loop().call_later(0.01, self._cluster.end, reason)
         return Empty()

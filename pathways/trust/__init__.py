@@ -10,7 +10,7 @@ from pathways.trust.authority import Authority
 from pathways.trust.credentials import Credentials
 from pathways.trust.dialing import ask, dial, dial_answered
 from pathways.trust.identity import Identity, Role, check_name, grpc_identity, server_name
-from pathways.trust.joining import join, renewed_at
+from pathways.trust.joining import certificate_in, join, renewed_at
 from pathways.trust.port import Port
 from pathways.trust.renewal import Renewal
 from pathways.trust.tokens import TokenRecord, Tokens, read_token
@@ -26,6 +26,7 @@ __all__ = [
     "TokenRecord",
     "Tokens",
     "ask",
+    "certificate_in",
     "check_name",
     "dial",
     "dial_answered",

@@ -6,6 +6,7 @@ So who pretends to be the cluster learns nothing.
 
 from __future__ import annotations
 
+import os
 import time
 
 from cryptography import x509
@@ -65,6 +66,35 @@ def join(address: Address | str, token: str, name: str, *, timeout_s: float = _T
     if credentials.fingerprint != parsed.fingerprint or (credentials.role, credentials.name) != (parsed.role, name):
         raise errors.ConnectError(f"{where.endpoint} gave a certificate that was not asked for")
     return credentials
+
+
+def certificate_in(path: str, address: Address | str, token: str, name: str, role: str) -> Credentials:
+    """The certificate in a file: the one that is there, if it is still good, or one for the token, which is kept there.
+
+    Args:
+        path: of the file, which only this user can read.
+        address: of the controller's port.
+        token: its text; empty: the certificate in the file is good.
+        name: see `join`.
+        role: what the token should be for, for people.
+
+    Raises:
+        PermissionDeniedError: there is neither a token nor a good certificate. And all that `join` raises.
+    """
+    wanted = TokenText.parse(token) if token else None
+    if os.path.exists(path):
+        there = Credentials.load(path)
+        is_of_token = wanted is None or (there.identity.token, there.fingerprint) == (wanted.number, wanted.fingerprint)
+        if is_of_token and there.name == name and not there.is_expired:
+            return there
+    if not token:
+        raise errors.PermissionDeniedError(
+            f"there is no token, and no good certificate in {path}: set PATHWAYS_TOKEN_FILE to a file with what "
+            f"`pathways token --role {role}` printed on the controller's machine, or PATHWAYS_TOKEN to that text"
+        )
+    got = join(address, token, name)
+    got.save(path)
+    return got
 
 
 def renewed_at(address: Address | str, credentials: Credentials, *, timeout_s: float = _TIMEOUT_S) -> Credentials:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 import pathways as pw
 from pathways.cluster.agent_launcher import AgentHandle
@@ -66,8 +69,34 @@ class MachineCluster:
     def connect(self, **terms: Any) -> pw.Cluster:
         """A client of it, when all its devices are there."""
         cluster = pw.connect(self.address, **terms)
-        cluster.wait_for(len(self.agents) * self._shape["hosts"] * self._shape["devices_per_host"], START_S)
+        self._wait(cluster)
         return cluster
+
+    def connect_far(self, **terms: Any) -> pw.Cluster:
+        """The same, as a client on another machine: it comes in at the port, with a token."""
+        with self.way_in(Role.CLIENT):
+            cluster = pw.connect(self.port, **terms)
+        self._wait(cluster)
+        return cluster
+
+    @property
+    def port(self) -> str:
+        """The address for clients on other machines."""
+        if self._insecure:
+            return self.handle.port.replace("pathways://", "pathways+plaintext://")
+        return self.handle.port
+
+    @contextlib.contextmanager
+    def way_in(self, role: Role) -> Iterator[None]:
+        """While it is open, this process has a token of a role, and a folder of its own for certificates."""
+        token = Tokens(authority_folder(self.handle.directory)).make(role, 600.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATHWAYS_TOKEN", token)
+            patch.setenv("XDG_STATE_HOME", os.path.join(self.folder, f"state-{role}"))
+            yield
+
+    def _wait(self, cluster: pw.Cluster) -> None:
+        cluster.wait_for(len(self.agents) * self._shape["hosts"] * self._shape["devices_per_host"], START_S)
 
     def close(self) -> None:
         """Ends the agents and the controller."""

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "link/link.h"
+#include "link/machine_link.h"
 #include "messages/far_records.h"
 #include "messages/shared_segments.h"
 #include "support.h"
@@ -80,8 +80,8 @@ struct Machine {
   };
 
   Machine(LinkHub& home, ControllerBlock* controller) : home_controller(controller) {
-    at_home = Link::open(home, Link::End::kHome, home_clock);
-    here = Link::open(hub, Link::End::kAgent, agent_clock);
+    at_home = MachineLink::open(home, MachineLink::End::kHome, home_clock);
+    here = MachineLink::open(hub, MachineLink::End::kAgent, agent_clock);
   }
   ~Machine() {
     at_home->close();
@@ -136,7 +136,7 @@ struct Machine {
   ControllerBlock* home_controller;
   LinkHub hub;
   Segment controller_segment = ControllerBlock::make(false);
-  std::shared_ptr<Link> at_home, here;
+  std::shared_ptr<MachineLink> at_home, here;
   std::map<uint32_t, End> hosts;
   std::map<uint32_t, Segment> clients;
   Wire out, in;  ///< from home, to home

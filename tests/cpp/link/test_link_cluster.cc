@@ -1,8 +1,9 @@
-// A whole cluster over links: a controller and a client at home, and a machine for each host. The hosts run random
-// programs; every value is compared with that of a plain evaluation.
+// A whole cluster over links: a controller at home, a machine for each host, and a client at home or on one more
+// machine. The hosts run random programs; every value is compared with that of a plain evaluation.
 //
-//   LINK-1   LinkedCluster.RandomPrograms
-//   FAR-2    LinkedCluster.LostMachines: at any moment; what is ordered afterwards is right again
+//   LINK-1   LinkedCluster.RandomPrograms, FarClientCluster.RandomPrograms
+//   FAR-2    LinkedCluster.LostMachines, FarClientCluster.LostMachines: at any moment; what is ordered afterwards is
+//            right again
 #include <deque>
 #include <map>
 #include <memory>
@@ -11,7 +12,8 @@
 #include "client/client.h"
 #include "controller/controller.h"
 #include "host/host.h"
-#include "link/link.h"
+#include "link/far_client.h"
+#include "link/machine_link.h"
 #include "simulate/program.h"
 #include "support.h"
 
@@ -31,8 +33,8 @@ struct Machine {
         own(HostBlock::make(number, kHosts, kSizes, false)),
         backend({number, 1, 0, 0}, clock, nullptr) {
     const int32_t incarnation = std::exchange(incarnations[number], kNear);
-    at_home = Link::open(home, Link::End::kHome);
-    here = Link::open(hub, Link::End::kAgent);
+    at_home = MachineLink::open(home, MachineLink::End::kHome);
+    here = MachineLink::open(hub, MachineLink::End::kAgent);
     at_home->add_host(number, incarnation, HostView(twin), controller);
     here->add_host(number, incarnation, HostView(own), ControllerBlock::attach(controller_segment));
     std::vector<HostView> blocks(kHosts);
@@ -66,23 +68,31 @@ struct Machine {
   Segment twin, own, controller_segment = ControllerBlock::make(false);
   Segment client = ClientBlock::make({64, 4096, 0, false}, false);  ///< stands for the client's block
   LinkHub hub;
-  std::shared_ptr<Link> at_home, here;
+  std::shared_ptr<MachineLink> at_home, here;
   Bytes out, in;
   ModelledBackend backend;
   std::unique_ptr<Host> host;
 };
 
 struct LinkedCluster : testing::Test {
-  LinkedCluster() {
+  explicit LinkedCluster(bool is_client_far = false) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < kHosts; ++h) {
       start(h);
       blocks.emplace_back(machines[h]->twin);
     }
     controller = std::make_unique<Controller>(Controller::Options{1024, {}}, block, blocks);
-    controller->add_client(0, client_block);
-    home.add_client(0, client_block);
-    client = std::make_unique<Client>(Client::Options{0, 64}, client_block, block);
+    if (is_client_far) {
+      far = std::make_unique<FarClient>(home, Client::Options{0, 64}, kClientSizes);
+      controller->add_client(0, far->view(), far->bell(), {}, ClientPlace::kElsewhere);
+      home.add_client(0, far->view(), nullptr, far->at_home);
+      client_block = far->block();
+    } else {
+      controller->add_client(0, client_block);
+      home.add_client(0, client_block);
+      near = std::make_unique<Client>(Client::Options{0, 64}, client_block, block);
+    }
+    client = is_client_far ? &far->client : near.get();
     for (uint32_t plan = 0; plan < kPlans; ++plan) {
       // One argument at most, and slices of one host each: a modelled transfer between far hosts needs nothing else.
       programs.push_back(make_random_program({{{0}, 1}, {{1}, 1}, {{2}, 1}}, 8, {}, random()));
@@ -94,8 +104,9 @@ struct LinkedCluster : testing::Test {
     }
   }
   ~LinkedCluster() override {
-    client.reset();
+    near.reset();
     controller.reset();
+    home.remove_client(0);
   }
 
   void start(uint32_t h) {
@@ -105,6 +116,13 @@ struct LinkedCluster : testing::Test {
   }
   /// One step of somebody.
   void step() {
+    if (far != nullptr && random() % 4 == 0) {
+      if (random() % 2 == 0)
+        Machine::transmit(*far->at_home, *far->at_client, far->in, random);
+      else
+        Machine::transmit(*far->at_client, *far->at_home, far->out, random);
+      return;
+    }
     const uint64_t who = random() % (3 * kHosts + 2);
     clock.advance(1000);
     if (who == 0) {
@@ -169,11 +187,15 @@ struct LinkedCluster : testing::Test {
     }
   }
 
+  void random_programs();
+  void lost_machines();
+
   std::mt19937_64 random{seed()};
   ModelClock clock{ModelClock::Kind::kVirtual};
   Segment controller_segment = ControllerBlock::make(false);
   ControllerBlock* block = ControllerBlock::attach(controller_segment);
-  Segment client_segment = ClientBlock::make({1024, 1u << 17, 0}, false);
+  static constexpr ClientBlock::Sizes kClientSizes{1024, 1u << 17, 1u << 16};
+  Segment client_segment = ClientBlock::make(kClientSizes, false);
   ClientBlock* client_block = ClientBlock::attach(client_segment);
   LinkHub home;
   std::vector<int32_t> incarnations = std::vector<int32_t>(kHosts, 1);
@@ -181,14 +203,16 @@ struct LinkedCluster : testing::Test {
   std::unique_ptr<Machine> machines[kHosts];
   uint64_t replaced[kHosts] = {};  ///< losses before the host started
   std::unique_ptr<Controller> controller;
-  std::unique_ptr<Client> client;
+  std::unique_ptr<FarClient> far;
+  std::unique_ptr<Client> near;
+  Client* client = nullptr;
   std::vector<ModelledProgram> programs;
   std::vector<ProgramRef> refs;
   std::deque<Submitted> runs;
   uint64_t ready = 0, failed = 0;
 };
 
-TEST_F(LinkedCluster, RandomPrograms) {
+void LinkedCluster::random_programs() {
   const Watchdog watchdog("programs over links");
   for (int i = 0; i < 100 * kStressScale; ++i) {
     (void)submit();
@@ -204,7 +228,7 @@ TEST_F(LinkedCluster, RandomPrograms) {
   }
 }
 
-TEST_F(LinkedCluster, LostMachines) {
+void LinkedCluster::lost_machines() {
   const Watchdog watchdog("machines that are lost");
   const std::string why = "HostLostError: gone";
   for (uint64_t loss = 1; loss <= 8 * kStressScale; ++loss) {
@@ -248,6 +272,18 @@ TEST_F(LinkedCluster, LostMachines) {
   EXPECT_GT(ready, 100u);
   EXPECT_GT(failed, 10u);
 }
+
+struct FarClientCluster : LinkedCluster {
+  FarClientCluster() : LinkedCluster(true) {}
+};
+
+TEST_F(LinkedCluster, RandomPrograms) { random_programs(); }
+TEST_F(FarClientCluster, RandomPrograms) {
+  random_programs();
+  EXPECT_EQ(far->at_home->stats().dropped + far->at_client->stats().dropped, 0u);
+}
+TEST_F(LinkedCluster, LostMachines) { lost_machines(); }
+TEST_F(FarClientCluster, LostMachines) { lost_machines(); }
 
 }  // namespace
 }  // namespace pathways::test

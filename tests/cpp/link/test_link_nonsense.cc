@@ -44,7 +44,7 @@ TEST(Nonsense, IsRefusedByName) {
       {false, joined(FrameHeader{UINT32_MAX, FrameKind::kPing, 0, 0, 0}), "a frame of 4294967295 bytes"},
       {true, joined(odd, uint64_t{0}), "a frame with a wrong header"},
       {true, frame(static_cast<FrameKind>(0), 1, 5, joined(done)), "a frame of kind 0"},
-      {true, frame(static_cast<FrameKind>(9), 1, 5, joined(done)), "a frame of kind 9"},
+      {true, frame(static_cast<FrameKind>(15), 1, 5, joined(done)), "a frame of kind 15"},
       {true, frame(FrameKind::kFromController, 1, 5, joined(done)), "a frame of kind 1, which this end does not take"},
       {true, frame(FrameKind::kLease, 1, 5, joined(done)), "a frame of kind 4"},
       {false, frame(FrameKind::kToController, 1, 5, joined(done)), "a frame of kind 2"},

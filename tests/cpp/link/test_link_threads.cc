@@ -45,7 +45,7 @@ class Pipe {
 /// One end, with its two threads.
 class RunningEnd {
  public:
-  RunningEnd(LinkHub& hub, Link::End end, Pipe& out, Pipe& in) : link(Link::open(hub, end)), in_(in) {
+  RunningEnd(LinkHub& hub, MachineLink::End end, Pipe& out, Pipe& in) : link(MachineLink::open(hub, end)), in_(in) {
     sender_ = std::thread([this, &out] {
       Bytes buffer(size_t{1} << 20);
       while (!is_over_.load()) {
@@ -65,7 +65,7 @@ class RunningEnd {
     receiver_.join();
     link->close();
   }
-  const std::shared_ptr<Link> link;
+  const std::shared_ptr<MachineLink> link;
 
  private:
   Pipe& in_;
@@ -84,7 +84,8 @@ TEST(LinkThreads, EchoesAndLeases) {
   home_hub.add_client(kClient, ClientView(client));
   home_hub.add_group(kGroup, {0});
   Pipe there, back;
-  RunningEnd home(home_hub, Link::End::kHome, there, back), agent(agent_hub, Link::End::kAgent, back, there);
+  RunningEnd home(home_hub, MachineLink::End::kHome, there, back),
+      agent(agent_hub, MachineLink::End::kAgent, back, there);
   home.link->add_host(0, 5, HostView(twin), ControllerBlock::attach(home_controller));
   agent.link->add_host(0, 5, HostView(own), ControllerBlock::attach(agent_controller));
   Segment mirrored = agent.link->twin_client(kClient, ClientView(client).arena().bytes());

@@ -1,0 +1,89 @@
+/// MachineLink: the link between home and a machine that has hosts.
+///
+/// Home, the controller's machine, has a twin of each far host's block: the controller writes and reads its rings as
+/// ever, and the link is the host's end of them. The agent's machine has the hosts' own blocks, and the link is the
+/// controller's end.
+///
+/// A block that a command leases to hosts of this link is mirrored at the agent for all of them at once (kLease); its
+/// bytes cross once. The lease comes back when the last of them has returned it (link/client_twin.h), behind the bytes
+/// of a fetch. All hosts of a fetch must be on one machine, because a whole block comes back.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <unordered_map>
+
+#include "link/client_twin.h"
+#include "link/lent_blocks.h"
+#include "link/link.h"
+#include "link/link_hub.h"
+#include "memory/segment.h"
+#include "messages/outbox.h"
+#include "messages/shared_segments.h"
+
+namespace pathways {
+
+class MachineLink final : public Link {
+ public:
+  enum class End : uint8_t { kHome, kAgent };
+
+  static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, int64_t (*clock)() = monotonic_ns);
+  MachineLink(LinkHub& hub, End end, int64_t (*clock)());
+  ~MachineLink() override { close(); }
+
+  /// Home: `block` is the twin of a host of the other machine, `controller` the controller's block. Agent: `block` is
+  /// the host's own, `controller` the twin. The link drops `keep`, which keeps both mapped, when it uses them no more:
+  /// some time after `remove_host`, which waits for nobody.
+  void add_host(uint32_t host, int32_t incarnation, const HostView& block, ControllerBlock* controller,
+                std::shared_ptr<const void> keep = nullptr);
+  void remove_host(uint32_t host);
+  /// Agent: memory that stands for that of a client of home. Each call makes a new one, for hosts that start anew.
+  Segment twin_client(uint32_t client, size_t arena_bytes);
+
+ private:
+  struct Twin {
+    ClientTwin memory;
+    std::set<uint32_t> gone{};  ///< hosts that were told of the client's end
+  };
+  struct FarHost {
+    std::shared_ptr<const void> keep;  ///< the memory of all that follows, and so the last to go
+    int32_t incarnation;
+    ByteRing::Consumer from, from_far;
+    Outbox to, to_far;
+    DoorbellWord* bell;
+  };
+
+  // collect
+  void send_records(FrameWriter& to) override;
+  bool read_block(const Block& block, std::span<std::byte> out) override;
+  bool has_leases() const override;
+  void look() override;
+  bool pump_host(uint32_t number, FarHost& host, FrameWriter& to);
+  bool pump_far(uint32_t number, FarHost& host, FrameWriter& to);
+  bool lease(uint32_t host, std::span<const std::byte> record, FrameWriter& to);
+  bool answer_fetch(std::span<const std::byte> record, FrameWriter& to);
+  // deliver
+  void take(const FrameHeader& header, std::span<const std::byte> payload) override;
+  bool flush() override;
+  void take_from_controller(const FrameHeader& header, std::span<const std::byte> record);
+  void take_to_controller(const FrameHeader& header, std::span<const std::byte> record);
+  void take_peer(const FrameHeader& header, std::span<const std::byte> payload);
+  void take_lease(const FrameHeader& header, std::span<const std::byte> payload);
+  void take_data(const FrameHeader& header, std::span<const std::byte> payload);
+  void take_lease_back(const FrameHeader& header, std::span<const std::byte> payload);
+  FarHost* host_of(uint32_t host, int32_t incarnation);
+  void forget() override;
+
+  LinkHub& hub_;
+  const End end_;
+  // All that follows is guarded by mutex_.
+  std::map<uint32_t, FarHost> hosts_;
+  uint32_t next_host_ = 0;                    ///< where the next pass begins
+  std::unordered_map<uint32_t, Twin> twins_;  ///< agent
+  LentBlocks lent_;                           ///< home
+};
+
+}  // namespace pathways

@@ -1,0 +1,145 @@
+"""Clients and operators on other machines, as they come in at the controller's port.
+
+    session      a connection that stays open for as long as the process is there; it gives the process its secret. An
+                 operator needs nothing else.
+    client       the link of a client (`far_links.py`): the client says how big its block is, and home makes a twin
+    console      a tunnel to the controller's gRPC server, where a secret says who calls (`connections.py`)
+
+Owned by the event loop's thread; the `serve_` methods are called by threads of the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pathways import errors
+from pathways.agent.tunnel import send_again_soon, splice_to
+from pathways.controller.connections import Connections
+from pathways.controller.far_links import FarLink, LinkDoor
+from pathways.controller.records import Connection
+from pathways.process.config import ClientSizes
+from pathways.trust import Identity, Port, Role
+
+_ROLES = (Role.CLIENT, Role.OPERATOR)
+#: What a client may ask for, at least and at most.
+_LEAST = ClientSizes(futures=64, ring_bytes=1 << 12, arena_bytes=1 << 12)
+_MOST = ClientSizes(futures=1 << 20, ring_bytes=1 << 26, arena_bytes=1 << 40)
+
+
+@dataclasses.dataclass(eq=False)
+class FarConnection(Connection):
+    """A connection of a process on another machine."""
+
+    identity: Identity = dataclasses.field(kw_only=True)
+    far: FarLink | None = None
+    is_over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    end_session: Callable[[], object] = lambda: None
+
+    @property
+    def who(self) -> str:
+        """See `Connection`."""
+        return f"{self.identity} at {self.identity.peer}"
+
+    @property
+    def is_operator(self) -> bool:
+        """See `Connection`."""
+        return self.identity.role is Role.OPERATOR
+
+    def close(self) -> None:
+        """See `Connection`."""
+        self.has_segment.set()  # who waits for it sees that the connection is closed
+        self.end_session()
+        if self.far is not None:
+            asyncio.get_running_loop().run_in_executor(None, self.far.close)
+
+
+class FarClients:
+    """The connections of other machines' clients and operators."""
+
+    def __init__(self, native: Any, hub: Any, status_segment: Any, connections: Connections, control_path: str) -> None:
+        """`control_path`: the Unix socket of the controller's gRPC server for clients."""
+        self._native = native
+        self._hub = hub
+        self._status = status_segment
+        self._connections = connections
+        self._control_path = control_path
+        self._loop = asyncio.get_running_loop()
+        self._door = LinkDoor(self._open, self._opened)
+        self._admitted: dict[int, FarConnection] = {}  # by the identity of the first line, until it is served
+
+    def serve_at(self, port: Port) -> None:
+        """Says what the port does for clients and operators."""
+        port.on("session", _ROLES, self._serve_session, lambda *caller: self._door.on_loop(self._admit, *caller))
+        port.on("console", _ROLES, lambda connection, *_: splice_to(self._control_path, connection))
+        self._door.serve_at(port, "client", _ROLES)
+
+    def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+        connection = self._admitted.pop(id(hello))
+        send_again_soon(sock)
+        # (`SSLSocket.shutdown` would take away the TLS state that `recv` uses.)
+        connection.end_session = lambda: _shut(sock)
+        try:
+            while connection.number in self._connections.open and sock.recv(1):  # it has nothing to say
+                pass
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the cluster has ended
+                self._loop.call_soon_threadsafe(self._connections.lost, connection)
+
+    # -- on the event loop -------------------------------------------------------------------------------------------
+
+    def _admit(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
+        bell = self._native.bell_segment()
+        connection = FarConnection(next(self._connections.numbers), 0, secrets.token_hex(16), bell, identity=identity)
+        self._connections.add(connection)
+        self._admitted[id(hello)] = connection
+        return {"session": connection.token}
+
+    def _open(self, identity: Identity, hello: dict[str, Any]) -> tuple[FarLink, dict[str, Any]]:
+        """Makes the twin of a client's block, and the link that keeps it."""
+        connection = self._connections.of(str(hello.get("session", "")))
+        is_own = isinstance(connection, FarConnection) and (
+            (connection.identity.role, connection.identity.name) == (identity.role, identity.name)
+        )
+        if not isinstance(connection, FarConnection) or not is_own or connection.far is not None:
+            raise errors.PermissionDeniedError("no session of this client waits for a link")
+        sizes = _checked_sizes(hello)
+        try:
+            twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes)
+            native = self._hub.open_client_link(twin, connection.bell, self._status)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise errors.ConnectError(f"the controller has no memory for {sizes}: {error}") from error
+        link = FarLink(native, identity, lambda why: self._lost(connection, why))
+        connection.segment, connection.link, connection.far = twin, native, link
+        return link, {}
+
+    def _opened(self, link: FarLink) -> None:
+        for connection in self._connections.open.values():
+            if isinstance(connection, FarConnection) and connection.far is link:
+                connection.has_segment.set()
+
+    def _lost(self, connection: FarConnection, why: str) -> None:
+        print(f"the connection of {connection.who} is over: {why}", flush=True)
+        self._connections.lost(connection)
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _checked_sizes(hello: dict[str, Any]) -> ClientSizes:
+    """The sizes of a client's block, from its first line (TRUST-1)."""
+    found = {}
+    for field in dataclasses.fields(ClientSizes):
+        size, least, most = hello.get(field.name), getattr(_LEAST, field.name), getattr(_MOST, field.name)
+        if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= most:
+            raise errors.ConnectError(f"a client's {field.name} is from {least} to {most}, got {str(size)[:50]}")
+        found[field.name] = size
+    return ClientSizes(**found)
