@@ -231,6 +231,12 @@ def agents_cluster(sessions: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture
+def far_cluster(sessions: Callable[[str], Any]) -> Any:
+    """The same, of which this process is a client on another machine."""
+    return sessions("far")
+
+
+@pytest.fixture
 def cluster(request: pytest.FixtureRequest, kind_of_cluster: str) -> Any:
     """A connected cluster, of each kind in turn: see `pytest_generate_tests`."""
     return request.getfixturevalue(f"{kind_of_cluster}_cluster")

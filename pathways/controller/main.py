@@ -80,9 +80,10 @@ async def run(config: ControllerConfig) -> int:
     finally:
         for task in background:
             task.cancel()
+        # Other machines hear of the end, and their hosts end in order, before the port closes.
+        await cluster.tear_down()
         if port is not None:
             port.close()
-        await cluster.tear_down()
         await asyncio.gather(server.stop(LAST_WORDS_S), far.stop(LAST_WORDS_S))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
 

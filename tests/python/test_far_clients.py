@@ -1,0 +1,322 @@
+"""Clients and operators on other machines: they come in at the port, work, and end; each beside a client at home.
+
+Map from label to test:
+    OWN-1    test_a_far_client_that_is_killed, test_a_far_client_whose_link_stops
+    TRUST-1  test_a_far_client_may_not_operate, test_an_operator_may
+    CERT-1   test_roles_that_may_not
+    LINK-1   test_a_far_client_whose_link_stops, test_the_controller_is_killed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+from control_clusters import eventually
+from machines import MachineCluster
+
+import pathways as pw
+from pathways.cluster import operator
+from pathways.process.run_directory import authority_folder
+from pathways.trust import Role, Tokens
+
+pytestmark = pytest.mark.slow
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[MachineCluster]:
+    with MachineCluster(2, 1, 2) as cluster:
+        yield cluster
+
+
+def placed(cluster: pw.Cluster, island: int = 0) -> Any:
+    where = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=island)
+    return pw.jit(lambda x: x * 2 + 1, devices=where)
+
+
+def link_process(cluster: pw.Cluster) -> psutil.Process:
+    """The process that has the far client's end of the link."""
+    return psutil.Process(cluster._control.controller_pid)
+
+
+def clients(machines: MachineCluster) -> list[int]:
+    return [each["client"] for each in machines.handle.control.cluster_stats()["clients"]]
+
+
+def test_it_works_as_on_the_machine_itself(machines: MachineCluster) -> None:
+    with machines.connect_far(name="ann", weight=2.0) as far:
+        f, g = placed(far, 0), placed(far, 1)
+        y = f(X)
+        for _ in range(100):
+            y = g(f(y)) if float(y[0]) < 10 else f(X)
+        np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
+        big = np.random.default_rng(1).random(3_000_000, dtype=np.float32)
+        np.testing.assert_array_equal(np.asarray(g(f(big))), (big * 2 + 1) * 2 + 1)
+        where = pw.make_virtual_device_set(far).add_slice(devices=2, island=0)
+        with pytest.raises(pw.errors.ResourceExhaustedError):
+            np.asarray(pw.jit(lambda x: jnp.zeros(1 << 42, jnp.int8) + x, devices=where)(np.int8(1)))
+        me = next(each for each in far.stats()["clients"] if each["name"] == "ann")
+        assert (me["weight"], me["pid"]) == (2.0, 0)
+        assert far.address == machines.port
+        process = link_process(far)
+        directory = json.loads(process.cmdline()[-2])["directory"]
+        assert os.path.isdir(directory)
+    assert not far.is_alive()
+    eventually(lambda: not process.is_running(), "the link's process is gone", 10)
+    eventually(lambda: me["client"] not in clients(machines), "the client is gone", 10)
+    assert not os.path.exists(directory)
+
+
+def test_errors_deadlines_and_cancelling(machines: MachineCluster) -> None:
+    with machines.connect_far() as far:
+        where = pw.make_virtual_device_set(far).add_slice(devices=2, island=1)
+
+        @pw.program
+        def slow(x: Any) -> Any:
+            return pw.jit(lambda x: jnp.linalg.matrix_power(x, 1 << 20), devices=where)(x)
+
+        with pytest.raises(pw.errors.DeadlineExceededError):
+            np.asarray(slow.with_timeout(0.05)(np.eye(700, dtype=np.float32)))
+        np.testing.assert_array_equal(np.asarray(placed(far, 1)(X)), X * 2 + 1)
+
+
+def test_a_guest_at_home_is_not_disturbed(machines: MachineCluster) -> None:
+    with machines.connect() as near, machines.connect_far() as far:
+        one, other = placed(near), placed(far)
+        a, b = one(X), other(X)
+        for _ in range(200):
+            a, b = one(a) - X, other(b) - X
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_second_process_uses_the_certificate(machines: MachineCluster) -> None:
+    """The token is traded once; a program after it needs none."""
+    code = textwrap.dedent(
+        f"""
+        import numpy as np, pathways as pw
+        with pw.connect({machines.port!r}) as cluster:
+            where = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=0)
+            assert float(pw.jit(lambda x: x + 1, devices=where)(np.float32(1))) == 2.0
+        """
+    )
+    with machines.way_in(Role.CLIENT):
+        environment = dict(os.environ)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    environment["PATHWAYS_TOKEN"] = ""
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("how", ["client", "link"])
+def test_a_far_client_that_is_killed(machines: MachineCluster, how: str) -> None:
+    """OWN-1: all that it owned is freed, whichever process ends."""
+    before = clients(machines)
+    code = textwrap.dedent(
+        f"""
+        import sys, time, numpy as np, pathways as pw
+        cluster = pw.connect({machines.port!r})
+        where = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=0)
+        kept = [pw.device_put(np.ones(1 << 20, np.float32), where) for _ in range(8)]
+        np.asarray(kept[-1])
+        print(cluster._control.controller_pid, flush=True)
+        try:
+            while True:
+                kept.append(kept.pop(0) + 1)
+        except pw.errors.ControllerLostError:
+            sys.exit(7)
+        """
+    )
+    with machines.way_in(Role.CLIENT):
+        environment = dict(os.environ)
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    link = psutil.Process(int(process.stdout.readline()))
+    with machines.connect() as near:
+        f = placed(near)
+        (process if how == "client" else link).kill()
+        np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
+        assert process.wait(30) == (-signal.SIGKILL if how == "client" else 7)
+        eventually(lambda: not link.is_running(), "the link's process is gone", 15)
+        own = near.client_id
+        eventually(lambda: set(clients(machines)) <= {*before, own}, "the client is gone", 15)
+        eventually(lambda: max(near.stats()["controller"]["live_bytes"]) < 1 << 20, "its arrays are gone", 15)
+    process.stdout.close()
+
+
+def test_a_far_client_whose_link_stops(machines: MachineCluster) -> None:
+    """A machine that falls silent is lost within 5 s; when it wakes, it knows."""
+    with machines.connect_far() as far:
+        f = placed(far)
+        y = f(X)
+        np.asarray(y)
+        number = far.client_id
+        link = link_process(far)
+        link.suspend()
+        try:
+            start = time.monotonic()
+            eventually(lambda: number not in clients(machines), "the client is gone", 10)
+            assert time.monotonic() - start < 8
+        finally:
+            link.resume()
+        with pytest.raises(pw.errors.PathwaysError, match="connect again"):
+            for _ in range(1000):
+                np.asarray(f(X))
+                time.sleep(0.02)
+
+
+def test_a_far_client_may_not_operate(machines: MachineCluster) -> None:
+    with machines.connect_far() as far, machines.connect() as near:
+        for what in (
+            lambda: far._control.shutdown(),
+            lambda: far._control.suspend(near.client_id, False, time.sleep),
+            lambda: far._control.limit(near.client_id, {"weight": 2.0}),
+            lambda: far._control.drain("m0", 1.0, True),
+        ):
+            with pytest.raises(pw.errors.PermissionDeniedError, match="token of the role operator"):
+                what()
+    with machines.way_in(Role.CLIENT):  # nor with a session that is no client
+        with pytest.raises(pw.errors.PermissionDeniedError, match="token of the role operator"):
+            operator.limit(machines.port, 1, {"weight": 2.0})
+        assert operator.inspect(machines.port)["controller"]["pid"] == machines.handle.control.controller_pid
+
+
+def test_an_operator_may(machines: MachineCluster) -> None:
+    with machines.connect() as near, machines.way_in(Role.OPERATOR):
+        assert operator.limit(machines.port, near.client_id, {"weight": 3.0})["weight"] == 3.0
+        assert operator.suspend(machines.port, near.client_id) >= 0
+        assert operator.resume(machines.port, near.client_id) >= 0
+        with operator.record(machines.port) as recording:
+            assert recording is not None
+        with pytest.raises(pw.errors.ConnectError, match="no machine"):
+            operator.drain(machines.port, "nobody", 1.0, False)
+
+
+def test_roles_that_may_not(machines: MachineCluster) -> None:
+    with machines.way_in(Role.HOST), pytest.raises(pw.errors.PermissionDeniedError, match="has the role host"):
+        pw.connect(machines.port)
+
+
+def test_without_a_token(machines: MachineCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("PATHWAYS_TOKEN", raising=False)
+    with pytest.raises(pw.errors.PermissionDeniedError, match="PATHWAYS_TOKEN_FILE.*pathways token --role client"):
+        pw.connect(machines.port)
+    monkeypatch.setenv("PATHWAYS_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(pw.errors.OptionError, match="cannot be read"):
+        pw.connect(machines.port)
+    monkeypatch.setenv("PATHWAYS_TOKEN_FILE", "")
+    monkeypatch.setenv("PATHWAYS_TOKEN", "nonsense")
+    with pytest.raises(pw.errors.PathwaysError, match="token"):
+        pw.connect(machines.port)
+    token = Tokens(authority_folder(machines.handle.directory)).make(Role.CLIENT, 600.0)
+    monkeypatch.setenv("PATHWAYS_TOKEN", token)
+    with pytest.raises(pw.errors.ConnectError, match="nothing listens"):
+        pw.connect("pathways://127.0.0.1:1")
+    with pytest.raises(pw.errors.ConnectError, match="has no address"):
+        pw.connect("pathways://no-such-machine.invalid:7070")
+
+
+def test_a_token_file_and_the_address_of_the_environment(
+    machines: MachineCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(Tokens(authority_folder(machines.handle.directory)).make(Role.CLIENT, 600.0) + "\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATHWAYS_TOKEN_FILE", str(file))
+    monkeypatch.setenv("PATHWAYS_ADDRESS", machines.port)
+    with pw.connect() as cluster:
+        np.testing.assert_array_equal(np.asarray(placed(cluster)(X)), X * 2 + 1)
+    (kept,) = (tmp_path / "pathways").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_forked_child_ends_nothing(machines: MachineCluster) -> None:
+    with machines.connect_far() as far:
+        f = placed(far)
+        y = f(X)
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                np.asarray(y)
+            with contextlib.suppress(BaseException):
+                far.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        for _ in range(50):
+            np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
+
+
+def test_without_encryption() -> None:
+    with MachineCluster(1, 1, 2, insecure_plaintext=True) as machines:
+        with machines.connect_far() as far:
+            np.testing.assert_array_equal(np.asarray(placed(far)(X)), X * 2 + 1)
+        with pytest.raises(pw.errors.PathwaysError, match="encrypt|TLS"):
+            with machines.way_in(Role.CLIENT):
+                pw.connect(machines.handle.port)  # as if it were encrypted
+
+
+def test_the_controller_is_killed() -> None:
+    """The client hears of it, and can connect to the next one at that address."""
+    with MachineCluster(1, 1, 2) as machines:
+        far = machines.connect_far()
+        f = placed(far)
+        np.asarray(f(X))
+        start = time.monotonic()
+        os.kill(machines.handle.control.controller_pid, signal.SIGKILL)
+        with pytest.raises(pw.errors.ControllerLostError, match="cannot be reached any more"):
+            while True:
+                np.asarray(f(X))
+        assert time.monotonic() - start < 5
+        far.close()
+
+
+def test_the_cluster_is_closed() -> None:
+    with MachineCluster(1, 1, 2) as machines:
+        far = machines.connect_far()
+        f = placed(far)
+        np.asarray(f(X))
+        machines.close()
+        with pytest.raises(pw.errors.ClusterClosedError, match="closed"):
+            while True:
+                np.asarray(f(X))
+        far.close()
+
+
+def test_a_host_is_lost(machines: MachineCluster) -> None:
+    """ERR-2 reaches a far client, whose futures home does not have; its memory comes back, and it goes on."""
+    with machines.connect_far() as far:
+        here, there = placed(far, 0), placed(far, 1)
+        kept = [here(X) for _ in range(20)]
+        np.asarray(kept[-1])
+        free = far.native.arena_stats()[0]
+        big = np.ones(1 << 20, np.float32)
+        flying = [here(big) for _ in range(4)]
+        host = next(host for host in far.stats()["hosts"] if host["island"] == 0)
+        os.kill(host["pid"], signal.SIGKILL)
+        with pytest.raises(pw.errors.HostLostError):
+            for each in [*flying, *(here(each) for each in kept)]:
+                np.asarray(each)
+        np.testing.assert_array_equal(np.asarray(there(X)), X * 2 + 1)
+
+        def works() -> bool:
+            try:
+                return bool(np.array_equal(np.asarray(here(X)), X * 2 + 1))
+            except pw.errors.HostLostError:
+                return False
+
+        eventually(works, "the island is back", 60)
+        del flying, kept
+        eventually(lambda: far.native.flush() or far.native.arena_stats()[0] <= free, "no lease is left", 10)
