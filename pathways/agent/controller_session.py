@@ -39,7 +39,11 @@ class WayIn:
     address: str  # HOST:PORT
     name: str  # of this client, for people
     credentials: str = ""  # the file of its certificate; empty: nothing is encrypted, and `token` says who calls
-    token: str = ""
+    token: str = ""  # empty: that of the environment
+
+    def without_token(self) -> dict[str, str]:
+        """What may stand on the command line of a process, which gets the token by its environment."""
+        return {"address": self.address, "name": self.name, "credentials": self.credentials}
 
     @classmethod
     def find(cls, address: str, environment: dict[str, str], role: str) -> WayIn:
@@ -84,6 +88,8 @@ class ControllerSession:
             ConnectError: there is no connection to be had; the message says why.
             PermissionDeniedError: the certificate or the token is no good, or its role may not do this.
         """
+        if not way.credentials and not way.token:
+            way = dataclasses.replace(way, token=_token(dict(os.environ)))
         self._way = way
         self._credentials: Renewal | None = None
         if way.credentials:

@@ -68,7 +68,7 @@ class _LinkProcess:
 
         def command(owner_fd: int, report_fd: int) -> list[str]:
             config = ClientEndConfig(
-                dataclasses.asdict(way), dataclasses.asdict(sizes), self.directory, owner_fd, report_fd
+                way.without_token(), dataclasses.asdict(sizes), self.directory, owner_fd, report_fd
             )
             return [sys.executable, "-P", "-m", "pathways.agent.client_end", json.dumps(vars(config))]
 

@@ -1,7 +1,11 @@
-"""The controller's machine of test_machine_namespaces.py: it starts the cluster, and is its client. It runs in the
-namespace of the switch, and does what it is told on its standard input, a line each.
+"""A program of test_machine_namespaces.py, which does what it is told on its standard input, a line each. On the
+controller's machine, the namespace of the switch, it starts the cluster and is its client; on another machine it is a
+client that comes in at the port.
 
-    node PORT          starts the cluster; prints a token for each machine
+    start ADDRESS FOLDER N    starts the cluster; prints its port, tokens for machines, and one for a client
+    connect PORT TOKEN        connects to the cluster from another machine
+    clients            prints the names of the clients
+    gone               waits until a use of the cluster fails because it cannot be reached; prints for how long
     wait N             waits for N devices
     train STEPS        trains a small model over two islands; prints the last loss and a digest of the parameters
     state              prints the states of the hosts
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -47,7 +52,33 @@ def do_start(session: dict[str, Any], address: str, folder: str, machines: str) 
     handle = session["handle"] = start_local_cluster(int(machines), 1, 1, platform="cpu", listen=listening)
     tokens = Tokens(authority_folder(handle.directory))
     session["cluster"] = pw.connect(handle.address.removesuffix("/control.sock"))
-    return {"port": handle.port, "tokens": [tokens.make(Role.HOST, 600.0) for _ in range(int(machines) + 2)]}
+    return {
+        "port": handle.port,
+        "tokens": [tokens.make(Role.HOST, 600.0) for _ in range(int(machines) + 2)],
+        "client_token": tokens.make(Role.CLIENT, 600.0),
+    }
+
+
+def do_connect(session: dict[str, Any], port: str, token: str) -> int:
+    os.environ["PATHWAYS_TOKEN"] = token
+    session.clear()
+    session["cluster"] = pw.connect(port, name="laptop")
+    return int(session["cluster"].client_id)
+
+
+def do_clients(session: dict[str, Any]) -> list[str]:
+    return [client["name"] for client in session["cluster"].stats()["clients"]]
+
+
+def do_gone(session: dict[str, Any]) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < 30:
+        try:
+            float(session["step"](np.uint8(0), session["b"], np.frombuffer(SECRET, np.uint8))[0])
+        except pw.errors.ControllerLostError:
+            session["cluster"].close()
+            return time.monotonic() - began
+    raise AssertionError("the cluster can be reached")
 
 
 def do_wait(session: dict[str, Any], devices: str) -> float:

@@ -212,7 +212,7 @@ def test_roles_that_may_not(machines: MachineCluster) -> None:
 def test_without_a_token(machines: MachineCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("PATHWAYS_TOKEN", raising=False)
-    with pytest.raises(pw.errors.PermissionDeniedError, match="PATHWAYS_TOKEN_FILE.*pathways token --role client"):
+    with pytest.raises(pw.errors.PermissionDeniedError, match=r"PATHWAYS_TOKEN_FILE.*pathways token --role client"):
         pw.connect(machines.port)
     monkeypatch.setenv("PATHWAYS_TOKEN_FILE", str(tmp_path / "none"))
     with pytest.raises(pw.errors.OptionError, match="cannot be read"):
@@ -263,9 +263,8 @@ def test_without_encryption() -> None:
     with MachineCluster(1, 1, 2, insecure_plaintext=True) as machines:
         with machines.connect_far() as far:
             np.testing.assert_array_equal(np.asarray(placed(far)(X)), X * 2 + 1)
-        with pytest.raises(pw.errors.PathwaysError, match="encrypt|TLS"):
-            with machines.way_in(Role.CLIENT):
-                pw.connect(machines.handle.port)  # as if it were encrypted
+        with pytest.raises(pw.errors.PathwaysError, match=r"encrypt|TLS"), machines.way_in(Role.CLIENT):
+            pw.connect(machines.handle.port)  # as if it were encrypted
 
 
 def test_the_controller_is_killed() -> None:

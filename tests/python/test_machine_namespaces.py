@@ -4,7 +4,8 @@ Without root, or where no namespaces can be made, these tests are skipped; test_
 loopback addresses.
 
 Map from label to test:
-    LINK-1  test_cables
+    LINK-1  test_cables, test_a_client_on_a_machine_of_its_own
+    OWN-1   test_a_client_on_a_machine_of_its_own
 """
 
 from __future__ import annotations
@@ -29,29 +30,46 @@ PATHWAYS = [sys.executable, "-m", "pathways"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 
-class Controller:
-    """`namespace_controller.py` on the switch, and agents on the machines."""
+class Program:
+    """`namespace_controller.py` on a machine."""
 
-    def __init__(self, network: Network, folder: pathlib.Path, machines: list[str]) -> None:
-        self._network = network
+    def __init__(self, network: Network, machine: str) -> None:
         self.process = network.start(
-            "switch",
+            machine,
             [sys.executable, str(HERE / "namespace_controller.py")],
             {"PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        start = self.ask("start", network.address, str(folder), str(len(machines)))
-        self._port, self._tokens = start["port"], start["tokens"]
-        self.agents = {name: self.join(name, island) for island, name in enumerate(machines)}
 
     def ask(self, *words: str) -> Any:
         self.process.stdin.write(" ".join(words) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, "the controller's program has ended"
+        assert line, "the program has ended"
         return json.loads(line)
+
+
+class Controller(Program):
+    """The program on the switch, and agents on the machines."""
+
+    def __init__(self, network: Network, folder: pathlib.Path, machines: list[str]) -> None:
+        super().__init__(network, "switch")
+        self._network = network
+        start = self.ask("start", network.address, str(folder), str(len(machines)))
+        self._port, self._tokens, self._client_token = start["port"], start["tokens"], start["client_token"]
+        self.agents = {name: self.join(name, island) for island, name in enumerate(machines)}
+
+    def client_on(self, machine: str) -> Program:
+        """A client on another machine."""
+        program = Program(self._network, machine)
+        program.ask("connect", self._port, self._client_token)
+        return program
+
+    def let_in_again(self, program: Program) -> None:
+        """Connects the client again, with the certificate that it got before."""
+        program.ask("connect", self._port, self._client_token)
 
     def join(self, name: str, island: int) -> Any:
         command = [*PATHWAYS, "agent", self._port, "--name", name, "--island", str(island)]
@@ -104,6 +122,43 @@ def test_cables(network: Network, tmp_path: pathlib.Path) -> None:
     network.plug("m2")
     print(f"back after {controller.ask('wait', '2'):.1f} s")
     controller.ask("train", "2")
+
+
+@pytest.mark.watchdog(300)
+def test_a_client_on_a_machine_of_its_own(tmp_path: pathlib.Path) -> None:
+    """It gets the same values as a client at home. Its cable may be pulled for 2 s; when it is pulled for longer, home
+    frees what the client had, the client is told, and it can connect again."""
+    with Network(["m1", "m2", "laptop"]) as network:
+        dump = tmp_path / "wire.pcap"
+        controller = Controller(network, tmp_path, ["m1", "m2"])
+        controller.ask("wait", "2")
+        at_home = controller.ask("train", "5")
+        watcher = None
+        if shutil.which("tcpdump") is not None:
+            watch = ["tcpdump", "-i", "any", "-s", "0", "-U", "-w", str(dump)]
+            watcher = network.start("switch", watch, stderr=subprocess.PIPE)
+            time.sleep(1)
+        laptop = controller.client_on("laptop")
+        assert laptop.ask("train", "5") == at_home
+        if watcher is not None:
+            end(watcher)
+            assert dump.stat().st_size > len(SECRET)
+            assert SECRET[:16] not in dump.read_bytes()
+        network.pull("laptop")
+        time.sleep(2)
+        network.plug("laptop")
+        assert laptop.ask("train", "3")["loss"] <= at_home["loss"]
+        assert "laptop" in controller.ask("clients")
+        network.pull("laptop")
+        waited = laptop.ask("gone")
+        assert waited < 6, f"the client knew after {waited:.1f} s"
+        print(f"the client knew after {waited:.1f} s")
+        time.sleep(1)
+        assert "laptop" not in controller.ask("clients")
+        controller.ask("train", "2")
+        network.plug("laptop")
+        controller.let_in_again(laptop)
+        assert laptop.ask("train", "5") == at_home
 
 
 def test_nothing_is_left(network: Network, tmp_path: pathlib.Path) -> None:
