@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -65,11 +66,17 @@ def clients(address: str | None, watch: bool, seconds: float, as_json: bool) -> 
             pass
 
 
-def only_cluster() -> str:
-    """The address of this user's cluster on this machine, if there is one and no more."""
+def named_clusters() -> list[str]:
+    """PATHWAYS_ADDRESS alone if it is set, as in `pw.connect`; else this user's clusters on this machine."""
     from pathways.process.run_directory import live_clusters
 
-    found = live_clusters()
+    address = os.environ.get("PATHWAYS_ADDRESS")
+    return [address] if address else live_clusters()
+
+
+def only_cluster() -> str:
+    """PATHWAYS_ADDRESS, or else the address of this user's cluster on this machine, if there is one and no more."""
+    found = named_clusters()
     if len(found) != 1:
         there = "no cluster" if not found else f"{len(found)} clusters"
         raise click.ClickException(

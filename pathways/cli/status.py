@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pathways import errors
+from pathways.cli.clients import named_clusters
 from pathways.cli.text import bytes_text, duration_text
 
 _HOLDERS_SHOWN = 20  # the biggest of the clients' programs
@@ -20,13 +21,12 @@ _HOLDERS_SHOWN = 20  # the biggest of the clients' programs
 def status(address: str | None, as_json: bool) -> None:
     """Show a cluster: islands, hosts, devices, clients, memory.
 
-    ADDRESS is what `pathways up` printed. When it is not given, this user's cluster on this machine; if there are
-    several, a list of them.
+    ADDRESS is what `pathways up` printed. When it is not given, that in PATHWAYS_ADDRESS; else this user's cluster on
+    this machine; if there are several, a list of them.
     """
     from pathways.cluster.operator import inspect
-    from pathways.process.run_directory import live_clusters
 
-    addresses = [address] if address is not None else live_clusters()
+    addresses = [address] if address is not None else named_clusters()
     if as_json:
         found = [inspect(each) for each in addresses]
         click.echo(json.dumps({"clusters": [_as_data(stats) for stats in found]}, indent=1))
