@@ -193,6 +193,9 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
 
 # Its operations hold Python's lock: a host's step calls them to reach Python.
 cdef extern from "executor/sending_backend.h" namespace "pathways":
+    cdef enum class Remote(uint8_t):
+        kTransfer
+        kRows
     cdef cppclass SendingBackend:
         void open(uint32_t, vector[ArenaView], DoorbellWord*) except +
         void replace_arena(uint32_t, ArenaView) except +

@@ -133,13 +133,16 @@ cdef cppclass JaxOperations(SendingBackend):
         return _do(<Host>this.host, "send", &where, "transfers", "direct",
                    (where.order, where.plan, where.computation, <object><PyObject*>value))
 
-    Status send_remote(const NodeContext& where, uint32_t destination, uint64_t key,
+    Status send_remote(const NodeContext& where, Remote what, uint32_t destination, uint64_t key,
                        shared_ptr[const CopyPlan] copy_plan, vector[const byte*] sources, Value keep) noexcept:
         cdef Host host = <Host>this.host
         cdef OutgoingTransfer outgoing = OutgoingTransfer.__new__(OutgoingTransfer)
         try:
             outgoing.key, outgoing.destination, outgoing.order = key, destination, where.order
-            outgoing.node = host.driver.transfers.transfer_number(where.plan, where.computation)
+            if what == Remote.kRows:
+                outgoing.node = host.driver.exchanges.number(where.plan, where.computation)
+            else:
+                outgoing.node = host.driver.transfers.transfer_number(where.plan, where.computation)
             outgoing.keep = <object><PyObject*>keep
             outgoing.core.reset(new CppOutgoingTransfer(where.order, outgoing.node, host.number, copy_plan, sources))
             host.driver.transfers.send_remote(outgoing)

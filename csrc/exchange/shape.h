@@ -65,6 +65,16 @@ class ShardHosts {
                                       [](uint32_t at, const Range& range) { return at < range.first; }))
         ->host;
   }
+  /// Which of its host's shards it is: how many of them are below `shard`, which is below shards().
+  uint32_t place_of(uint32_t shard) const {
+    const uint32_t host = host_of(shard);
+    uint32_t below = 0;
+    for (size_t i = 0; i < ranges_.size() && ranges_[i].first < shard; ++i) {
+      const uint32_t end = i + 1 < ranges_.size() ? std::min(ranges_[i + 1].first, shard) : shard;
+      if (ranges_[i].host == host) below += end - ranges_[i].first;
+    }
+    return below;
+  }
 
  private:
   uint32_t shards_;

@@ -26,6 +26,9 @@ struct RowWrite {
   uint32_t capacity;          ///< of each target shard
   std::vector<HostExchange::Move> moves;
   std::vector<Room> rooms;  ///< of the targets of `moves`, ascending
+  /// Of each of `rooms`: which of the host's target shards it is. And how many target shards the host has.
+  std::vector<uint32_t> places;
+  uint32_t targets;
 };
 
 /// What an exchange gave this host beside rows: per target shard, how many rows came and how many were sent to it; per

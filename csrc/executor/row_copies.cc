@@ -37,8 +37,8 @@ RowCopies::RowCopies(const RowWrite& write) {
   std::vector<uint64_t> words{0, write.shards.size() + 1};
   for (const RowWrite::Shard& shard : write.shards) words.push_back(shard.rows.size());
   words.push_back(write.moves.size() * kNumberBytes);
-  words.push_back(2 * write.rooms.size());
-  for (size_t i = 0; i < write.rooms.size(); ++i) {
+  words.push_back(2 * uint64_t{write.targets});
+  for (uint32_t i = 0; i < write.targets; ++i) {
     words.push_back(write.capacity * row_bytes);
     words.push_back(write.capacity * kNumberBytes);
   }
@@ -53,7 +53,8 @@ RowCopies::RowCopies(const RowWrite& write) {
     while (follows(i + slots)) ++slots;
     const uint64_t source =
         index_of(write.shards, moves[i].source, [](const RowWrite::Shard& shard) { return shard.number; });
-    const uint64_t target = index_of(write.rooms, moves[i].target, [](const Room& room) { return room.target; });
+    const uint64_t target =
+        write.places[index_of(write.rooms, moves[i].target, [](const Room& room) { return room.target; })];
     rectangles.add(write.shards.size(), 2 * target + 1, i * kNumberBytes, moves[i].slot * kNumberBytes,
                    slots * kNumberBytes);
     const size_t end = i + slots;

@@ -1,7 +1,8 @@
 /// RowCopies: the copy plan of rows that go to the target shards of one host, and the numbers of these rows.
 ///
-/// Sources: the source shards, then `numbers`. Blocks: of each target shard, that of its rows, then that of their
-/// numbers. Rows that follow each other at both ends are one rectangle.
+/// Sources: the source shards, then `numbers`. Blocks: of each target shard of the host, that of its rows, then that of
+/// their numbers; so the host knows the blocks, wherever the copy plan comes from. Rows that follow each other at both
+/// ends are one rectangle.
 ///
 /// Threading: immutable once it is made.
 #pragma once

@@ -206,7 +206,17 @@ void RowExchanges::write_rows(uint64_t key, uint32_t host, std::vector<HostExcha
                               std::vector<Room> rooms) {
   RowExchange& exchange = exchanges_.at(key);
   const ExchangeShape& shape = shape_of(exchange);
-  RowWrite write{key, host, exchange.keep, {}, shape.source_rows, shape.capacity, std::move(moves), std::move(rooms)};
+  RowWrite write{key,
+                 host,
+                 exchange.keep,
+                 {},
+                 shape.source_rows,
+                 shape.capacity,
+                 std::move(moves),
+                 std::move(rooms),
+                 {},
+                 shape.targets.count_on(host)};
+  for (const Room& room : write.rooms) write.places.push_back(shape.targets.place_of(room.target));
   for (size_t i = 0; i < exchange.sources.size(); ++i) write.shards.push_back({exchange.sources[i], exchange.rows[i]});
   const SendState state = backend_.write_rows(runs_[exchange.run].context(exchange.node), write);
   if (state == SendState::kUnderWay) {

@@ -81,7 +81,8 @@ SendState SendingBackend::send_one(const NodeContext& where, Value keep, const R
     return SendState::kFailed;
   }
   if (ready.source < far_.size() && far_[ready.source]) {  // the receiver decides where it is written (FAR-1)
-    if (send_remote(where, ready.source, key, copy_plan, shards_, keep) != Status::kOk) return SendState::kFailed;
+    if (send_remote(where, Remote::kTransfer, ready.source, key, copy_plan, shards_, keep) != Status::kOk)
+      return SendState::kFailed;
     bytes_shipped_.fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
     return SendState::kUnderWay;
   }
@@ -117,27 +118,27 @@ SendState SendingBackend::start(Copier::Job& job, Value keep) {
   return SendState::kDone;
 }
 
-SendState SendingBackend::write_rows(const NodeContext& /*where*/, const RowWrite& write) {
-  if (write.host < far_.size() && far_[write.host]) {
-    error_ =
-        "pw.exchange: rows cannot be sent to a host on another machine yet: exchange them between the hosts of a "
-        "machine, and move values between machines by pw.device_put";
-    return SendState::kFailed;
-  }
+SendState SendingBackend::write_rows(const NodeContext& where, const RowWrite& write) {
   auto copies = std::make_shared<RowCopies>(write);
   Copier::Job job{{copies, &copies->copy_plan}, {}, {}, write.key, write.host, nullptr};
   for (const RowWrite::Shard& shard : write.shards) job.sources.push_back(shard.rows.data());
   job.sources.push_back(reinterpret_cast<const std::byte*>(copies->numbers.data()));
+  if (write.host < far_.size() && far_[write.host]) {
+    const Status sent =
+        send_remote(where, Remote::kRows, write.host, write.key, job.copy_plan, std::move(job.sources), write.keep);
+    if (sent != Status::kOk) return SendState::kFailed;
+    bytes_shipped_.fetch_add(copies->copy_plan.bytes(), std::memory_order_relaxed);
+    return SendState::kUnderWay;
+  }
   const auto blocks = copies->copy_plan.block_bytes();
+  job.targets.resize(blocks.size());
   for (size_t i = 0; i < write.rooms.size(); ++i) {
     const Room& room = write.rooms[i];
-    for (const size_t block : {2 * i, 2 * i + 1}) {
-      std::byte* target = nullptr;
-      if (copies->copy_plan.writes(block)) {
-        target = find_block(write.host, block % 2 == 0 ? room.rows : room.numbers, blocks[block]);
-        if (target == nullptr) return SendState::kFailed;
-      }
-      job.targets.push_back(target);
+    for (const size_t half : {size_t{0}, size_t{1}}) {
+      const size_t block = 2 * write.places[i] + half;
+      if (!copies->copy_plan.writes(block)) continue;
+      job.targets[block] = find_block(write.host, half == 0 ? room.rows : room.numbers, blocks[block]);
+      if (job.targets[block] == nullptr) return SendState::kFailed;
     }
   }
   return start(job, write.keep);

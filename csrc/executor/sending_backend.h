@@ -25,6 +25,9 @@
 
 namespace pathways {
 
+/// What goes to another machine.
+enum class Remote : uint8_t { kTransfer, kRows };
+
 /// The owner calls stop_sends() before it destroys the backend: jobs of the copier hold references.
 class SendingBackend : public Backend {
  public:
@@ -66,7 +69,7 @@ class SendingBackend : public Backend {
   virtual Status direct(const NodeContext& where, Value in) = 0;
   /// Starts an outgoing transfer to a host on another machine; `keep` keeps its sources alive. If the result is kOk,
   /// `remote_send_done` is called with `key` exactly once, when the transfer is over.
-  virtual Status send_remote(const NodeContext& where, uint32_t destination, uint64_t key,
+  virtual Status send_remote(const NodeContext& where, Remote what, uint32_t destination, uint64_t key,
                              std::shared_ptr<const CopyPlan> copy_plan, std::vector<const std::byte*> sources,
                              Value keep) = 0;
 

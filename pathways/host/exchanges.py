@@ -18,6 +18,7 @@ from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
 from pathways.host.programs import Program
 from pathways.host.receive import allocate_block
+from pathways.host.transfers import Transfers
 from pathways.plan.exchange_shape import ExchangeShape
 from pathways.plan.memory_profile import block_bytes
 
@@ -44,8 +45,18 @@ class _Room:
 class Exchanges:
     """The exchanges of one host."""
 
-    def __init__(self, core: Any, devices: HostDevices, programs: Mapping[int, Program], transfer_bytes: int) -> None:
-        """`programs` are the host's, by number. `transfer_bytes`: memory of the host for what it receives."""
+    def __init__(
+        self,
+        core: Any,
+        devices: HostDevices,
+        programs: Mapping[int, Program],
+        transfer_bytes: int,
+        transfers: Transfers,
+    ) -> None:
+        """`programs` are the host's, by number. `transfer_bytes`: memory of the host for what it receives. `transfers`:
+        by which rows of other machines come.
+        """
+        self._transfers = transfers
         self._core = core
         self._devices = devices
         self._programs = programs
@@ -83,6 +94,10 @@ class Exchanges:
         copies = [np.ascontiguousarray(shard) for shard in shards]
         return copies, [(copy.__array_interface__["data"][0], copy.nbytes) for copy in copies]
 
+    def number(self, plan: int, index: int) -> int:
+        """The number by which all hosts know an exchange: its number in the program."""
+        return self._programs[plan].plan.exchange_numbers[index]
+
     def begin(self, order: int, plan: int, index: int) -> list[int] | None:
         """Allocates the memory of this host's target shards. Returns for each the offset of its rows and of their
         numbers; None: no room now.
@@ -113,6 +128,9 @@ class Exchanges:
                 offsets.append(block[1])
             rooms.append(_Room(*blocks))
         self._rooms[order, plan, index] = rooms
+        if rooms:
+            views = [view for room in rooms for view in (room.rows, room.numbers)]
+            self._transfers.expect(order, self.number(plan, index), shape.source_hosts, views)
         return offsets
 
     def finish(
@@ -132,7 +150,7 @@ class Exchanges:
         program = self._programs[plan]
         node, shape = program.exchanges[index]
         key = (order, plan, index)
-        rooms, origins = self._rooms.pop(key, []), self._origins.pop(key, [])
+        rooms, origins = self._take(key)
         parts: list[list[np.ndarray]] = []
         if shape.has_target(self._devices.host):
             for number, room in enumerate(rooms):
@@ -146,10 +164,19 @@ class Exchanges:
         outputs = shape.part(node, self._devices.host)[1]
         return [self._target(program, value).assemble(each) for value, each in zip(outputs, parts, strict=True)]
 
+    def _take(self, key: _Key) -> tuple[list[_Room], list[np.ndarray]]:
+        """Rows come no more: the memory of the host's target shards, and the numbers that their slots expect."""
+        order, plan, index = key
+        rooms = self._rooms.pop(key, [])
+        if rooms:
+            self._transfers.forget(
+                order, self.number(plan, index), self._programs[plan].exchanges[index][1].source_hosts
+            )
+        return rooms, self._origins.pop(key, [])
+
     def abandon(self, order: int, plan: int, index: int) -> None:
         """Returns the memory of a failed exchange."""
-        self._rooms.pop((order, plan, index), None)
-        self._origins.pop((order, plan, index), None)
+        self._take((order, plan, index))
 
     def _target(self, program: Program, value: int) -> LocalPlacement:
         if value not in program.placements:

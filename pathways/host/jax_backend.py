@@ -89,7 +89,7 @@ class JaxBackend:
         self._placements = Placements(here)
         self.programs = Programs(self.core, here, self.sidecars, islands)
         self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
-        self.exchanges = Exchanges(self.core, here, self.programs.by_number, transfer_bytes)
+        self.exchanges = Exchanges(self.core, here, self.programs.by_number, transfer_bytes, self.transfers)
         self._tasks = Tasks(self.core, host)
         self.watchers = Watchers(self.core)
         self.values = ClientValues(self.core, self._placements, here.platform)

@@ -98,9 +98,18 @@ class Transfers:
         if receive is None:
             return None
         self._receives[order, plan, route] = receive
-        if self._streams is not None:
-            self._streams.expect(order, self.transfer_number(plan, route), plan_here.sources, receive.views)
+        self.expect(order, self.transfer_number(plan, route), plan_here.sources, receive.views)
         return plan_here.sources, receive.offsets
+
+    def expect(self, order: int, number: int, sources: Sequence[int], views: list[Any]) -> None:
+        """What node `number` of a program brings from other machines goes to these blocks; see `Streams.expect`."""
+        if self._streams is not None:
+            self._streams.expect(order, number, sources, views)
+
+    def forget(self, order: int, number: int, sources: Sequence[int]) -> None:
+        """Nothing more may come for the node; see `Streams.forget`."""
+        if self._streams is not None:
+            self._streams.forget(order, number, sources)
 
     def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
         """Gives a receive the shards of this host's own value, which it shows as they are."""
@@ -114,10 +123,8 @@ class Transfers:
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Returns the memory of a failed transfer's receive."""
         self._receives.pop((order, plan, route), None)
-        if self._streams is not None:
-            self._streams.forget(
-                order, self.transfer_number(plan, route), self._programs[plan].host_reshard_plans[route].sources
-            )
+        sources = self._programs[plan].host_reshard_plans[route].sources
+        self.forget(order, self.transfer_number(plan, route), sources)
 
     def _source_shards(self, plan: int, route: int, value: jax.Array) -> list[jax.Array]:
         """The value's shards on this host. They are what the program transfers: else the copier would read beyond them,

@@ -40,7 +40,7 @@ class HostPlan:
     A call n launches `launches[n.computation]`; a transfer n follows the reshard plan `routes[n.computation]`. The node
     of `routes[i]` is `transfers[i]`, and its number in the program is `numbers[i]`. `values` maps a value of the plan
     to the value of the program. `calls` are the call nodes of this host, in the order of the program; `exchanges` those
-    that exchange rows.
+    that exchange rows, with the numbers `exchange_numbers` in the program.
     """
 
     block: bytes
@@ -51,6 +51,7 @@ class HostPlan:
     values: tuple[int, ...]
     calls: tuple[Node, ...]
     exchanges: tuple[Node, ...]
+    exchange_numbers: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +185,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     numbers: list[int] = []
     calls: list[Node] = []
     exchanges: list[Node] = []
+    exchange_numbers: list[int] = []
     steps: list[tuple[Node, Callable[..., None]]] = []  # each writes a node with the builder
     donates = donations(bound)
     write_node: Callable[..., None]
@@ -219,6 +221,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             if not (shape.has_source(host) or shape.has_target(host)):
                 continue
             exchanges.append(node)
+            exchange_numbers.append(index)
             sent, made = shape.part(node, host)
             write_node = functools.partial(
                 _native.PlanBuilder.exchange,
@@ -284,6 +287,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
         tuple(local),
         tuple(calls),
         tuple(exchanges),
+        tuple(exchange_numbers),
     )
 
 

@@ -44,6 +44,11 @@ class ExchangeShape:
         """Whether the host has shards that take rows."""
         return any(each == host for _, each in self.targets)
 
+    @property
+    def source_hosts(self) -> tuple[int, ...]:
+        """The hosts that have shards which send rows, ascending."""
+        return tuple(sorted({host for _, host in self.sources}))
+
     @staticmethod
     def count_on(ranges: Ranges, shards: int, host: int) -> int:
         """How many of the shards are on a host."""

@@ -73,6 +73,34 @@ def check_lost_and_back(cluster: pw.Cluster, end: Any) -> None:
     assert works(here)
 
 
+def test_rows_between_machines(machines: MachineCluster) -> None:
+    """`pw.exchange` sends rows to shards of another machine, and again when its hosts were lost and are back."""
+    with machines.connect() as cluster:
+        devices = pw.make_virtual_device_set(cluster)
+        source, target = devices.add_slice(devices=2, island=0), devices.add_slice(devices=2, island=1)
+        send = pw.program(lambda x, to: pw.exchange(x, to, to=target, capacity=64, overflow="drop"))
+        draw = np.random.default_rng(5)
+        x = draw.normal(size=(64, 3)).astype(np.float32)
+        to = draw.integers(0, 2, 64).astype(np.int32)
+        expected = np.zeros((128, 3), np.float32)
+        for shard in range(2):
+            expected[64 * shard : 64 * shard + int((to == shard).sum())] = x[to == shard]
+
+        def is_right() -> bool:
+            try:
+                return bool(np.array_equal(np.asarray(send(x, pw.device_put(to, source))[0]), expected))
+            except pw.errors.HostLostError:
+                return False
+
+        assert is_right()
+        assert sum(host["bytes_shipped"] for host in cluster.stats()["hosts"]) > x.nbytes
+        for host in hosts_of(agent_process(machines, machines_of_island(cluster, machines)[1])):
+            host.kill()
+        eventually(lambda: states(cluster)[1] != "up", "island 1 is lost", 20)
+        eventually(lambda: states(cluster) == ["up", "up"], "island 1 is back", 60)
+        eventually(is_right, "rows go there again", 30)
+
+
 def test_a_killed_host(machines: MachineCluster) -> None:
     with machines.connect() as cluster:
         agent = agent_process(machines, machines_of_island(cluster, machines)[1])

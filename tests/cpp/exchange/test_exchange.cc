@@ -190,6 +190,10 @@ TEST(Exchange, FirstFault) {
 TEST(Exchange, ShardsOfHosts) {
   using Ranges = std::vector<ShardHosts::Range>;
   const ShardHosts hosts(6, {{0, 3}, {2, 1}, {5, 3}});
+  for (const auto& [shard, place] :
+       std::vector<std::pair<uint32_t, uint32_t>>{{0, 0}, {1, 1}, {2, 0}, {3, 1}, {4, 2}, {5, 2}}) {
+    EXPECT_EQ(hosts.place_of(shard), place) << shard;
+  }
   const uint32_t expected[] = {3, 3, 1, 1, 1, 3};
   for (uint32_t shard = 0; shard < 6; ++shard) EXPECT_EQ(hosts.host_of(shard), expected[shard]);
   EXPECT_EQ(hosts.count_on(3), 3u);
