@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
-from pathways.process import environment
+from pathways.process import environment, log_files
 from pathways.process.config import ClusterOptions, HostConfig, load_host
 from pathways.process.fd_passing import Closed
 from pathways.process.host_processes import HostProcess, HostProcesses
@@ -123,7 +123,7 @@ class IslandHosts:
             credentials=self._credentials,
         )
         self._link.add_host(config.host, config.incarnation, segments[config.host], self._controller)
-        log = os.path.join(self._directory, "logs", f"host-{config.host}.{config.incarnation}.log")
+        log = log_files.host_log(self._directory, config.host, config.incarnation)
         process = self._processes.start_host(config, self._environment(config), log, token)
         self._hosts[config.host] = _Host(config, process)
         process.watch(self._loop, lambda: self._host_ended(config.host))

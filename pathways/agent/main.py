@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 
 from pathways import errors
+from pathways.agent import logs
 from pathways.agent.island import IslandHosts
 from pathways.agent.link_threads import LinkThreads
 from pathways.agent.tunnel import TunnelServer
@@ -193,6 +194,8 @@ class Agent:
                         hosts.end_host(request.end_host.host, request.end_host.incarnation)
                     elif what == "hand_client":
                         hosts.hand_client(request.hand_client)
+                    elif what == "read_log":
+                        reports.put_nowait(logs.answer(self._config.directory, request.read_log))
                     elif what == "leave":
                         self._tell("left")
                         self._end.set()

@@ -63,6 +63,32 @@ def drain(address: str, machine: str, timeout_s: float, force: bool) -> int:
     return int(_operate(address, "Drain", request).island)
 
 
+def logs(
+    address: str, what: int | str | None, *, lines: int, follow: bool = False, restart: int | None = None
+) -> Iterator[pb.LogPart]:
+    """The end of a log of the cluster at `address`, part by part. To close the iterator ends it.
+
+    Args:
+        address: of the cluster.
+        what: a host's number, the name of a machine whose agent is meant, or None for the controller.
+        lines: how many of the last lines come first.
+        follow: whether what is written from then on comes, too.
+        restart: see `LogsRequest`.
+
+    Raises:
+        ConnectError: no cluster listens there, or there is no such process or log.
+    """
+    whose: dict[str, Any] = {"controller": Empty()}
+    if what is not None:
+        whose = {"machine": what} if isinstance(what, str) else {"host": what}
+    request = pb.LogsRequest(lines=lines, follow=follow, restart=restart, **whose)
+    with _way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
+        try:
+            yield from rpc.ControllerStub(channel).Logs(request, metadata=wire.bearer(way.token))
+        except grpc.RpcError as error:
+            raise _translated(address, error) from None
+
+
 def limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
     """The request to change what a client may have: see `ControlPlane.limit`. 0 takes a quota away.
 
@@ -92,12 +118,9 @@ def record(address: str) -> Iterator[RemoteRecording]:
         TraceFileError: somebody traces this cluster already.
     """
 
-    def translated(error: grpc.RpcError) -> Exception:
-        return wire.raised(error) or errors.ConnectError(f"no cluster answers at {address}: {error.details()}")
-
     with _way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
         open_stream = functools.partial(rpc.ControllerStub(channel).Trace, metadata=wire.bearer(way.token))
-        recording = RemoteRecording(open_stream, translated)
+        recording = RemoteRecording(open_stream, functools.partial(_translated, address))
         try:
             yield recording
         finally:
@@ -151,6 +174,8 @@ def _answer(address: str, way: _Way, method: str, request: Any, timeout_s: float
             call = getattr(rpc.ControllerStub(channel), method)
             return call(request, timeout=timeout_s, metadata=wire.bearer(way.token))
         except grpc.RpcError as error:
-            raise wire.raised(error) or errors.ConnectError(
-                f"no cluster answers at {address}: {error.details()}"
-            ) from None
+            raise _translated(address, error) from None
+
+
+def _translated(address: str, error: grpc.RpcError) -> errors.PathwaysError:
+    return wire.raised(error) or errors.ConnectError(f"no cluster answers at {address}: {error.details()}")

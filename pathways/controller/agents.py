@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from pathways import errors
 from pathways.agent.tunnel import splice_to
 from pathways.controller.far_links import FarLink, LinkDoor
+from pathways.controller.log_sources import LogsThere
 from pathways.plan.topology import Topology
 from pathways.process import fd_passing
 from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig, dump
@@ -114,6 +115,7 @@ class Agent:
         self.link = link
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
+        self.logs = LogsThere(self.name, self.requests.put_nowait)
         self._hosts: dict[int, FarHost] = {}
 
     def arena_bytes_of(self, segment: Any) -> int:
@@ -139,6 +141,9 @@ class Agent:
 
     def report(self, report: pb.AgentReport) -> None:
         """Takes in what the agent says of its hosts (TRUST-1: of its own island's only)."""
+        if report.WhichOneof("report") == "log_piece":
+            self.logs.answered(report.log_piece)
+            return
         what = report.started if report.WhichOneof("report") == "started" else report.ended
         host = self._hosts.get(what.host)
         if host is None or host.incarnation != what.incarnation:
@@ -165,6 +170,7 @@ class Agent:
     def lost(self, why: str) -> None:
         """Counts all its hosts as killed."""
         self.requests.put_nowait(None)
+        self.logs.lost(why)
         for host in list(self._hosts.values()):
             host.ended(-signal.SIGKILL, f"Its machine, {self.name}, is lost: {why}.")
 
@@ -295,10 +301,18 @@ class Agents:
         """What people want to know of each machine that has joined, by island."""
         return [agent.stats() for _, agent in sorted(self._by_island.items()) if agent.link.is_open]
 
-    @property
-    def by_name(self) -> dict[str, Agent]:
-        """The agents whose links are open."""
-        return {agent.name: agent for agent in self._by_island.values() if agent.link.is_open}
+    def called(self, machine: str) -> Agent:
+        """The agent of a machine, whose link is open.
+
+        Raises:
+            ConnectError: no machine of this name has joined.
+        """
+        there = {agent.name: agent for agent in self._by_island.values() if agent.link.is_open}
+        if machine not in there:
+            raise errors.ConnectError(
+                f"no machine {machine!r} has joined this cluster; there are: {', '.join(sorted(there)) or 'none'}"
+            )
+        return there[machine]
 
     def let_go(self, agent: Agent) -> None:
         """Asks an agent to leave. It is lost when its link ends."""

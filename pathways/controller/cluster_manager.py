@@ -309,6 +309,16 @@ class ClusterManager:
         """What starts the hosts of an island; None while the island's place is free."""
         return self.processes if self.agents is None else self.agents.of(island)
 
+    def agents_of_machines(self) -> Agents:
+        """The agents of other machines.
+
+        Raises:
+            ConnectError: all hosts are here.
+        """
+        if self.agents is None:
+            raise errors.ConnectError("no machine can join this cluster: its hosts are all on the controller's machine")
+        return self.agents
+
     def _far_for(self, host: int) -> tuple[int | None, ...]:
         """See `HostConfig.far`."""
         machine_of = self.topology.machine_of

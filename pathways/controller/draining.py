@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping
 
 from pathways import errors
-from pathways.controller.agents import Agent
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.records import ClientRecord
 
@@ -37,7 +36,8 @@ class Draining:
             ConnectError: no machine of this name has joined.
             SliceError: slices still lie there after the time; nothing has changed.
         """
-        agent = self._agent(machine)
+        agents = self._cluster.agents_of_machines()
+        agent = agents.called(machine)
         resources = self._cluster.resources
         resources.set_missing(agent.island, "is being drained")
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -49,18 +49,8 @@ class Draining:
                 f"machine {machine} has still {_named(left)} after {timeout_s:g} s: their clients can move them "
                 "(cluster.remap), or release them; force lets the machine go, and loses what lies there"
             )
-        assert self._cluster.agents is not None
-        self._cluster.agents.let_go(agent)
+        agents.let_go(agent)
         return agent.island
-
-    def _agent(self, machine: str) -> Agent:
-        agents = self._cluster.agents
-        there = {} if agents is None else agents.by_name
-        if machine not in there:
-            raise errors.ConnectError(
-                f"no machine {machine!r} has joined this cluster; there are: {', '.join(sorted(there)) or 'none'}"
-            )
-        return there[machine]
 
     def _slices_on(self, island: int) -> dict[int, int]:
         """The number of slices on an island, by client."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pathways.process import environment, fd_passing
+from pathways.process import environment, fd_passing, log_files
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.process.host_processes import HostProcess, HostProcesses
 
@@ -56,18 +56,17 @@ class HostStarterHere(HostProcesses):
     def __init__(self, options: ClusterOptions, platform: str, directory: str) -> None:
         self._options = options
         self._platform = platform
-        self._logs = os.path.join(directory, "logs")
+        self._directory = directory
         super().__init__(
             "pathways.host.main:main",
             options.host_modules,
             environment.host_environment(options, platform, 0, os.environ),
-            os.path.join(self._logs, "fork-server.log"),
+            os.path.join(directory, "logs", "fork-server.log"),
         )
 
     def launch(self, config: HostConfig, token: str, segment: Any) -> HostProcess:
         """See `HostStarter`."""
-        suffix = f".{config.incarnation}" if config.incarnation else ""
-        log_path = os.path.join(self._logs, f"host-{config.host}{suffix}.log")
+        log_path = log_files.host_log(self._directory, config.host, config.incarnation)
         env = environment.host_environment(self._options, self._platform, config.host, os.environ)
         return self.start_host(config, env, log_path, token)
 

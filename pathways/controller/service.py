@@ -23,6 +23,7 @@ from pathways.controller import client_limits
 from pathways.controller.agents import Agents
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.logs import Logs
 from pathways.controller.records import ClientRecord
 from pathways.process.children import resident_bytes
 from pathways.protocol import agent_pb2 as agent_pb
@@ -86,6 +87,7 @@ class ControllerService(rpc.ControllerServicer):
         self._programs = client_manager.programs
         self._callbacks = client_manager.callbacks
         self._cluster = client_manager.cluster
+        self._logs = Logs(self._cluster)
 
     def _caller(self, context: Any) -> ClientRecord:
         return self._client_manager.caller(wire.token_of(context))
@@ -277,6 +279,16 @@ class ControllerService(rpc.ControllerServicer):
         self._client_manager.check_operator(wire.token_of(context), f"drain machine {request.machine!r}")
         island = await self._client_manager.draining.drain(request.machine, request.timeout_s, request.force)
         return pb.DrainReply(island=island)
+
+    async def Logs(self, request: pb.LogsRequest, context: Any) -> AsyncIterator[pb.LogPart]:  # noqa: D102
+        try:
+            self._client_manager.check_operator(wire.token_of(context), "read the logs of the cluster")
+            await self._cluster.hosts_started()
+            async with contextlib.aclosing(self._logs.read(request)) as parts:
+                async for part in parts:
+                    yield part
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
 
     @_refusing
     async def Shutdown(self, request: Empty, context: Any) -> Empty:  # noqa: D102

@@ -287,6 +287,9 @@ attempt("another suspended", lambda: guest.suspend(other, False, None))
 attempt("another resumed", lambda: guest.resume(other, None))
 attempt("the cluster's end", guest.shutdown)
 attempt("an operator that is a client", lambda: operator.suspend(address, other))
+attempt("the logs", lambda: list(stub.Logs(pb.LogsRequest(host=0, lines=9), metadata=token)))
+attempt("the logs, by an operator that is a client", lambda: list(operator.logs(address, None, lines=9)))
+attempt("the logs, by nobody", lambda: list(stub.Logs(pb.LogsRequest(host=0, lines=9))))
 for method, request in (
     ("Leave", Empty()),
     ("AllocateSlice", pb.AllocateSliceRequest(shape=[1], axis_names=["x"])),

@@ -1,0 +1,138 @@
+"""What `pathways logs` shows: the end of the log of the controller, of a host, or of a machine's agent.
+
+A log is read in pieces, and the next one is asked for when the caller has taken the last one: so a slow caller makes
+nobody wait, and nothing is kept for it.
+
+Owned by the controller's event loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from pathways import errors
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.host_starter import NoProcess
+from pathways.controller.log_sources import OWN, LogsHere, LogSource, NoSuchLog
+from pathways.process.log_files import LogPiece
+from pathways.protocol import control_pb2 as pb
+
+#: Seconds between two looks for more, of a log that is followed.
+LOOK_S = 0.2
+_MOST_LINES = 1 << 40
+
+
+class Logs:
+    """Finds who has the log that a request means."""
+
+    def __init__(self, cluster: ClusterManager) -> None:
+        self._cluster = cluster
+        self._here = LogsHere(cluster.config.directory)
+
+    async def read(self, request: pb.LogsRequest) -> AsyncGenerator[pb.LogPart, None]:
+        """The last lines that were asked for, and what is written from then on, if it is followed.
+
+        Raises:
+            ConnectError: there is no such process or log, or the log cannot be read now.
+        """
+        match request.WhichOneof("what"):
+            case "host":
+                log: _Log = _HostLog(self._cluster, self._here, request)
+            case "machine":
+                log = _OwnLog(self._cluster.agents_of_machines().called(request.machine).logs)
+            case _:
+                log = _OwnLog(self._here)
+        piece = await log.piece(-1, min(request.lines, _MOST_LINES))
+        size = piece.size
+        while request.follow or piece.data:
+            if piece.data:
+                yield pb.LogPart(text=piece.data, restart=log.restart)
+            if not request.follow and piece.end >= size:
+                return  # what was written meanwhile is left out, so that a busy log has an end
+            if piece.data:
+                piece = await log.piece(piece.end, 0)
+            elif log.is_begun_anew():
+                piece = await log.piece(0, 0)
+            else:
+                await self._cluster.unless_ended(asyncio.ensure_future(asyncio.sleep(LOOK_S)))
+                piece = await log.piece(piece.end, 0)
+
+
+class _OwnLog:
+    """The log of the controller, or of an agent."""
+
+    restart = 0
+
+    def __init__(self, source: LogSource) -> None:
+        self._source = source
+
+    async def piece(self, offset: int, lines: int) -> LogPiece:
+        """See `LogSource.piece`."""
+        try:
+            return await self._source.piece(OWN, 0, offset, lines)
+        except NoSuchLog:
+            raise errors.ConnectError("its log is gone: somebody has removed the file") from None
+
+    def is_begun_anew(self) -> bool:
+        """Whether there is a newer log of it. Then that one is read from now on."""
+        return False
+
+
+class _HostLog:
+    """The log of a host: of its last start, and if that is followed, of those that come after it; or of another one."""
+
+    def __init__(self, cluster: ClusterManager, here: LogSource, request: pb.LogsRequest) -> None:
+        if not 0 <= request.host < cluster.topology.hosts:
+            raise errors.ConnectError(
+                f"there is no host {request.host}: this cluster has the hosts 0 to {cluster.topology.hosts - 1}"
+            )
+        self._cluster = cluster
+        self._here = here
+        self._host = request.host
+        self._first = 0 if cluster.agents is None else 1  # the incarnation of the first start
+        self._is_last = not request.HasField("restart")
+        self._incarnation = self._current() if self._is_last else self._first + request.restart
+
+    @property
+    def restart(self) -> int:
+        """How often the host had been started again when the log began."""
+        return self._incarnation - self._first
+
+    def _current(self) -> int:
+        return self._cluster.hosts[self._host].incarnation
+
+    async def piece(self, offset: int, lines: int) -> LogPiece:
+        """See `LogSource.piece`."""
+        try:
+            return await self._source().piece(self._host, self._incarnation, offset, lines)
+        except NoSuchLog as error:
+            there = ", ".join(str(each - self._first) for each in error.incarnations) or "none"
+            raise errors.ConnectError(
+                f"there is no log of host {self._host} after {self.restart} restarts where the host is; there are "
+                f"those after so many restarts: {there}"
+            ) from None
+
+    def is_begun_anew(self) -> bool:
+        """See `_OwnLog`."""
+        if not self._is_last or self._current() <= self._incarnation:
+            return False
+        self._incarnation = self._current()
+        return True
+
+    def _source(self) -> LogSource:
+        if self._cluster.agents is None:
+            return self._here
+        island = self._cluster.topology.island_of(self._host)
+        if (agent := self._cluster.agents.of(island)) is not None:
+            return agent.logs
+        host = self._cluster.hosts[self._host]
+        if isinstance(host.process, NoProcess):
+            raise errors.ConnectError(f"host {self._host} has no log: no machine has joined as island {island} as yet")
+        raise errors.ConnectError(
+            f"the log of host {self._host} is on a machine that is lost. {host.exit_report()} When its agent has "
+            "joined again, --restart shows the logs that are still there"
+        )
+
+
+_Log = _OwnLog | _HostLog

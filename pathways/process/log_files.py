@@ -1,0 +1,86 @@
+"""The logs of a cluster's processes on this machine: where they lie, and pieces of them for who reads them from afar.
+
+Each of the controller and the agents has a directory, with the folder `logs/`: its own log and those of the hosts that
+it started, one for each incarnation. A reader asks for one piece after the other and says where the next one begins, so
+nobody remembers a reader, and a slow reader makes nothing wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import re
+
+#: The longest piece.
+MOST_BYTES = 64 << 10
+#: So far back one looks for the last lines.
+MOST_BACK = 16 << 20
+_LOGS = "logs"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogPiece:
+    """A part of a log. `end`: where the next one begins; `size`: of the whole log, now."""
+
+    data: bytes
+    end: int
+    size: int
+
+
+def own_log(directory: str) -> str:
+    """The log of the controller or agent whose directory this is."""
+    return os.path.join(directory, _LOGS, "controller.log")
+
+
+def host_log(directory: str, host: int, incarnation: int) -> str:
+    """The log of an incarnation of a host."""
+    return os.path.join(directory, _LOGS, f"host-{host}{f'.{incarnation}' if incarnation else ''}.log")
+
+
+def incarnations(directory: str, host: int) -> list[int]:
+    """The incarnations of a host whose logs are there."""
+    paths = glob.glob(os.path.join(glob.escape(directory), _LOGS, f"host-{host}*.log"))
+    found = (re.fullmatch(rf"host-{host}(?:\.(\d+))?\.log", os.path.basename(path)) for path in paths)
+    return sorted(int(match[1] or 0) for match in found if match)
+
+
+def read_piece(path: str, offset: int, lines: int) -> LogPiece:
+    """A piece of a log.
+
+    Args:
+        path: the log.
+        offset: where the piece begins. Negative: it begins with the last lines. Behind the end of the log, which has
+            been begun anew then: at its beginning.
+        lines: how many last lines.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as log:
+        size = log.seek(0, os.SEEK_END)
+        if offset < 0:
+            offset = _start_of_last(log.fileno(), size, lines)
+        elif offset > size:
+            offset = 0
+        data = os.pread(log.fileno(), MOST_BYTES, offset)
+    return LogPiece(data, offset + len(data), max(size, offset + len(data)))
+
+
+def _start_of_last(fd: int, size: int, lines: int) -> int:
+    """Where the last lines of a file begin. What follows the last end of a line is a line, too."""
+    if lines <= 0:
+        return size
+    at, left = size, lines
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        left -= 1
+    while at > max(0, size - MOST_BACK):
+        begin = max(0, at - MOST_BYTES)
+        block = os.pread(fd, at - begin, begin)
+        found = len(block)
+        while (found := block.rfind(b"\n", 0, found)) >= 0:
+            if left == 0:
+                return begin + found + 1
+            left -= 1
+        at = begin
+    return at

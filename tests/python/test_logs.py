@@ -1,0 +1,248 @@
+"""`pathways logs`: the log of each process, on a cluster of doubles and from the machines of agents.
+
+Who may not read them: `test_control_plane.py` (TRUST-1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+from control_clusters import eventually
+from machines import MachineCluster
+
+from pathways import cli, errors
+from pathways.cli.logs import _CONTROL
+from pathways.cluster import operator
+from pathways.cluster.launcher import LocalClusterHandle
+from pathways.controller import log_sources
+from pathways.process import log_files
+from pathways.protocol import agent_pb2
+
+
+def logs(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, ["logs", *map(str, arguments)])
+
+
+def text(*arguments: object) -> str:
+    shown = logs(*arguments)
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+# The pieces of a file.
+
+
+def pieces(path: pathlib.Path, offset: int, lines: int) -> bytes:
+    """All that is there, piece by piece."""
+    data = b""
+    while (piece := log_files.read_piece(str(path), offset, lines)).data:
+        assert len(piece.data) <= log_files.MOST_BYTES and piece.end <= piece.size
+        data += piece.data
+        offset = piece.end
+    return data
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+def test_the_last_lines_are_those_that_python_would_split(tmp_path: pathlib.Path, has_end: bool) -> None:
+    """Lines of all lengths, around the length of a block too; the seed is printed."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    generator = random.Random(seed)
+    longest = [0, 1, 3, 100, log_files.MOST_BYTES - 1, log_files.MOST_BYTES, log_files.MOST_BYTES + 1]
+    path = tmp_path / "log"
+    for _ in range(100):
+        lines = [b"x" * generator.choice(longest) + b"\n" for _ in range(generator.randrange(8))]
+        if not has_end and lines:
+            lines[-1] = lines[-1][:-1] or b"y"
+        path.write_bytes(b"".join(lines))
+        for count in range(len(lines) + 2):
+            expected = b"".join(lines[len(lines) - count :] if count <= len(lines) else lines)
+            assert pieces(path, -1, count) == expected
+
+
+def test_a_log_that_was_begun_anew_is_read_from_its_beginning(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    assert log_files.read_piece(str(path), -1, 1) == log_files.LogPiece(b"two\n", 8, 8)
+    path.write_bytes(b"new\n")
+    assert log_files.read_piece(str(path), 8, 0) == log_files.LogPiece(b"new\n", 4, 4)
+
+
+def test_a_terminal_obeys_nothing_in_a_log() -> None:
+    assert _CONTROL.sub(b"?", b"\x1b[2J\ta\r\n\x07\xc2\x9b\xc3\xa9") == b"?[2J\ta\r\n??\xc3\xa9"
+
+
+# Processes of one machine.
+
+
+def test_the_logs_of_a_local_cluster(own: LocalClusterHandle) -> None:
+    address = own.address
+    assert text("0", address).startswith("fake host 0 starts") and "host 1" not in text("0", address)
+    assert text("1", address).startswith("fake host 1 starts")
+    pathlib.Path(log_files.host_log(own.directory, 1, 0)).write_bytes(b"".join(b"%d\n" % n for n in range(100_000)))
+    assert text("1", address, "--lines", 2) == "99998\n99999\n"
+    assert text("1", address, "--lines", 0) == ""
+    assert text("1", address, "--lines", 90_000).splitlines() == [str(n) for n in range(10_000, 100_000)]
+    with open(log_files.own_log(own.directory), "ab") as log:
+        log.write(b"said by the controller\n")
+    assert text("controller", address, "--lines", 1) == "said by the controller\n"
+
+
+def test_what_is_not_there(own: LocalClusterHandle) -> None:
+    for arguments, words in (
+        (["2"], "there is no host 2: this cluster has the hosts 0 to 1"),
+        (["m1"], "no machine can join this cluster: its hosts are all on the controller's machine"),
+        (["agent:0"], "no machine can join this cluster"),
+        (["0", "--restart", "3"], "no log of host 0 after 3 restarts where the host is; there are .* restarts: 0$"),
+        (["controller", "--restart", "1"], "only a host is started again"),
+        (["0", "--lines", "-1"], "not in the range"),
+    ):
+        shown = logs(arguments[0], own.address, *arguments[1:])
+        assert shown.exit_code != 0 and re.search(words, shown.output.strip()), shown.output
+
+
+def test_no_cluster() -> None:
+    shown = logs("0", "unix:/tmp/nowhere/control.sock")
+    assert shown.exit_code == 1 and "no cluster listens at unix:/tmp/nowhere/control.sock" in shown.output
+
+
+class Follower:
+    """Follows a log in a thread, as `pathways logs --follow` does."""
+
+    def __init__(self, address: str, what: int | str | None) -> None:
+        self.said: list[tuple[int, bytes]] = []
+        self.failure: Exception | None = None
+        self._parts = operator.logs(address, what, lines=1, follow=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for part in self._parts:
+                self.said.append((part.restart, part.text))
+        except errors.PathwaysError as error:
+            self.failure = error
+
+    def text(self, restart: int = 0) -> bytes:
+        return b"".join(text for number, text in self.said if number == restart)
+
+    def join(self) -> Exception | None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.failure
+
+
+def test_a_log_is_followed_into_the_next_start_of_its_host(own: LocalClusterHandle) -> None:
+    follower = Follower(own.address, 0)
+    eventually(lambda: follower.text() == b"fake host 0 starts\n", "its last line")
+    with open(log_files.host_log(own.directory, 0, 0), "ab") as log:
+        log.write(b"one more")
+    eventually(lambda: follower.text() == b"fake host 0 starts\none more", "what is written then")
+    os.kill(own.pids()["host 0"], signal.SIGKILL)
+    eventually(lambda: follower.text(1).startswith(b"fake host 0 starts"), "the next log", 30)
+    assert text("0", own.address, "--restart", 0) == "fake host 0 starts\none more"
+    assert text("0", own.address).startswith("fake host 0 starts\n") and "more" not in text("0", own.address)
+    own.control.shutdown()
+    failure = follower.join()
+    assert isinstance(failure, errors.PathwaysError) and "closed" in str(failure)
+
+
+def test_ctrl_c_ends_following(own: LocalClusterHandle) -> None:
+    command = [sys.executable, "-c", "from pathways.cli import main; main()", "logs", "0", own.address, "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "fake host 0 starts\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0 and process.stderr.read() == ""
+
+
+# Processes of other machines.
+
+
+@pytest.fixture
+def machines() -> Iterator[MachineCluster]:
+    with MachineCluster(2, 1, 1, agents=1) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_the_logs_of_machines(machines: MachineCluster) -> None:
+    """The agent holds them, and is asked. A host's earlier logs are there until the agent ends."""
+    address = machines.handle.address
+    with machines.connect() as cluster:
+        (directory,) = agent_directories(machines)
+        host_log = pathlib.Path(log_files.host_log(directory, 0, 1))
+        host_log.write_bytes(host_log.read_bytes() + b"a line of the host\n")
+        assert text("0", address, "--lines", 1) == "a line of the host\n"
+        assert text("0", address) == host_log.read_text()
+        with open(log_files.own_log(directory), "ab") as log:
+            log.write(b"a line of the agent\n")
+        assert text("m0", address, "--lines", 1) == text("agent:m0", address, "--lines", 1) == "a line of the agent\n"
+        assert "the agent m0 has joined as island 0" in text("controller", address)
+        for arguments, words in (
+            (["1"], "host 1 has no log: no machine has joined as island 1 as yet"),
+            (["m7"], "no machine 'm7' has joined this cluster; there are: m0"),
+            (["0", "--restart", "5"], "no log of host 0 after 5 restarts where the host is; .* restarts: 0"),
+        ):
+            shown = logs(arguments[0], address, *arguments[1:])
+            assert shown.exit_code == 1 and re.search(words, shown.output), shown.output
+
+        follower, of_agent = Follower(address, 0), Follower(address, "m0")
+        eventually(lambda: follower.text() == b"a line of the host\n", "the last line")
+        os.kill(cluster.stats()["hosts"][0]["pid"], signal.SIGKILL)
+        eventually(lambda: cluster.stats()["hosts"][0]["restarts"] == 1, "the host is started again", 60)
+        assert text("0", address, "--restart", 0).endswith("a line of the host\n")
+        pathlib.Path(log_files.host_log(directory, 0, 2)).write_bytes(b"the second start\n")
+        eventually(lambda: b"the second start\n" in follower.text(1), "the log after a restart", 60)
+        eventually(lambda: cluster.stats()["hosts"][0]["state"] == "up", "the host is back", 60)
+
+        machines.agents["m0"].close()
+        eventually(lambda: cluster.stats()["hosts"][0]["state"] == "lost", "the machine is lost", 20)
+        assert "on a machine that is lost" in str(follower.join())
+        assert "machine m0 is lost: " in str(of_agent.join())
+        shown = logs("0", address)
+        assert shown.exit_code == 1 and "on a machine that is lost" in shown.output and "m0" in shown.output
+        with contextlib.closing(operator.logs(address, None, lines=3)) as parts:
+            assert b"the agent m0 of island 0 is lost" in b"".join(part.text for part in parts)
+
+
+def agent_directories(machines: MachineCluster) -> list[str]:
+    """The directories of the agents."""
+    found = []
+    for agent in machines.agents.values():
+        supervisor = psutil.Process(agent._supervised.supervisor_pid)
+        found.append(re.search(r'"directory": "([^"]+)"', " ".join(supervisor.cmdline()))[1])  # type: ignore[index]
+    return found
+
+
+def test_nobody_waits_for_the_log_of_a_machine_that_is_lost() -> None:
+    """Neither who waits already, nor who comes later; an answer to nobody is dropped."""
+
+    async def play() -> None:
+        asked: list[agent_pb2.AgentRequest] = []
+        logs_there = log_sources.LogsThere("m0", asked.append)
+        waiting = asyncio.ensure_future(logs_there.piece(0, 1, -1, 5))
+        while not asked:
+            await asyncio.sleep(0)
+        logs_there.answered(agent_pb2.LogPiece(request=77, data=b"x"))
+        logs_there.lost("its link broke")
+        logs_there.answered(agent_pb2.LogPiece(request=asked[0].read_log.request, data=b"late"))
+        for each in (waiting, logs_there.piece(0, 1, -1, 5)):
+            with pytest.raises(errors.ConnectError, match="machine m0 is lost: its link broke"):
+                await each
+        assert len(asked) == 1
+
+    asyncio.run(play())
