@@ -220,10 +220,20 @@ def _context(protocol: int, authority: str) -> ssl.SSLContext:
 
 
 def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """`ssl` takes a key from a file only. This one is in memory, and no other process finds it."""
+    """`ssl` takes a key from a file only. This one is in memory, and no other process finds it.
+
+    Raises:
+        ConnectError: this machine has no /proc, where such a file has a name.
+    """
     fd = os.memfd_create("pathways-credentials", os.MFD_CLOEXEC)
     with open(fd, "wb") as file:
         file.write((key + certificate).encode("ascii"))
         file.flush()
         path = f"/proc/self/fd/{fd}"
-        context.load_cert_chain(path, path, password=lambda: "")  # without one, ssl would ask at the terminal
+        try:
+            context.load_cert_chain(path, path, password=lambda: "")  # without one, ssl would ask at the terminal
+        except FileNotFoundError:
+            raise errors.ConnectError(
+                "/proc is not mounted here, and TLS needs it to take a key from memory: mount it (mount -t proc proc "
+                "/proc)"
+            ) from None

@@ -10,12 +10,15 @@ import os
 import pathlib
 import ssl
 import stat
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from namespaces import why_not
 from trust_cases import Controller, lines, read_exactly, until
 
 from pathways import errors
@@ -232,3 +235,18 @@ def test_addresses() -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(errors.OptionError, match="expected pathways://HOST:PORT"):
         Address.parse(text)
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_machine_without_proc_is_told(controller: Controller, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "own.pem"
+    controller.credentials(Role.HOST).save(str(path))
+    program = (
+        "import sys; from pathways.trust import Credentials, dial\n"
+        "try: dial(sys.argv[1], Credentials.load(sys.argv[2]), 'link')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    command = [sys.executable, "-c", program, controller.address, str(path)]
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /proc && exec "$@"', "sh", *command]
+    done = subprocess.run(hidden, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("ConnectError /proc is not mounted here, and TLS needs it"), done
