@@ -112,7 +112,11 @@ class Agent:
         loop = asyncio.get_running_loop()
         config = self._config
         sending, welcome = await asyncio.to_thread(self._open_link)
-        receiving, _ = await asyncio.to_thread(lambda: self._dial("link-down", session=welcome["session"]))
+        try:
+            receiving, _ = await asyncio.to_thread(lambda: self._dial("link-down", session=welcome["session"]))
+        except BaseException:
+            sending.close()  # or the controller would keep the place for this link for a while
+            raise
         hub = self._native.LinkHub()
         link = hub.open_link(False)
         broken: asyncio.Future[str] = loop.create_future()

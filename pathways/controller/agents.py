@@ -34,6 +34,7 @@ from pathways.process.run_directory import authority_folder
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import control_pb2 as pb_control
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
+from pathways.trust.identity import shown
 
 _MOST_LOG_CHARS = 8192
 
@@ -111,7 +112,8 @@ class Agent:
         self._native = native
         self._since = time.monotonic()
         self.island = island
-        self.streams = dict(zip(hosts, streams, strict=True))  # where each host receives network transfers
+        # Where each host receives network transfers, as `MACHINE@ADDRESS`.
+        self.streams = dict(zip(hosts, streams, strict=True))
         self.link = link
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
@@ -237,7 +239,7 @@ class Agents:
         island = self._place_for(hello)
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
-        streams = tuple(f"{there}:{int(port)}" for port in hello["ports"])
+        streams = tuple(f"{identity.name}@{there}:{int(port)}" for port in hello["ports"])
         link = FarLink(self.hub.open_link(True), identity, lambda why: self.lose(agent, why))
         agent = Agent(identity, island, hosts, streams, link, self._native, self._controller_segment)
         self._by_island[island] = agent
@@ -258,17 +260,17 @@ class Agents:
         ):
             if hello.get(what) != ours:
                 raise errors.UnsupportedVersionError(
-                    f"the agent has {what} {hello.get(what)!r}, the cluster {ours!r}: use the same on both sides"
+                    f"the agent has {what} {shown(hello.get(what))}, the cluster {ours!r}: use the same on both sides"
                 )
         shape = (hello.get("hosts"), hello.get("devices_per_host"))
         wanted = (len(topology.islands[0]), topology.devices_per_host)
         ports = hello.get("ports")
         if not isinstance(ports, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in ports):
-            raise errors.ConnectError(f"the agent's ports make no sense: {str(ports)[:100]}")
+            raise errors.ConnectError(f"the agent's ports make no sense: {shown(ports)}")
         if shape != wanted or len(ports) != wanted[0]:
             raise errors.ConnectError(
-                f"the agent brings {shape[0]} hosts of {shape[1]} devices, but an island of this cluster has "
-                f"{wanted[0]} hosts of {wanted[1]} devices: start the agent with --hosts {wanted[0]} "
+                f"the agent brings {_number(shape[0])} hosts of {_number(shape[1])} devices, but an island of this "
+                f"cluster has {wanted[0]} hosts of {wanted[1]} devices: start the agent with --hosts {wanted[0]} "
                 f"--devices-per-host {wanted[1]}"
             )
         asked = hello.get("island")
@@ -279,7 +281,7 @@ class Agents:
             return int(asked)
         taken = {number: agent.name for number, agent in self._by_island.items()}
         raise errors.ConnectError(
-            f"no place is free for {'the agent' if asked is None else f'island {asked}'}: the cluster has "
+            f"no place is free for {'the agent' if asked is None else f'island {_number(asked)}'}: the cluster has "
             f"{len(topology.islands)} islands, taken by {taken}"
         )
 
@@ -322,6 +324,11 @@ class Agents:
         """Counts the agent of an island as lost."""
         if (agent := self._by_island.get(island)) is not None:
             self.lose(agent, why)
+
+
+def _number(said: Any) -> str:
+    """For a message: what should be a small number, and may be anything."""
+    return str(said) if isinstance(said, int) and abs(said) < 1 << 31 else shown(said)
 
 
 class _Served(Protocol):

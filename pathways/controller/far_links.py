@@ -23,6 +23,8 @@ from pathways.trust import Identity, Port, Role
 
 #: The second connection of a link comes within this time, in seconds.
 OPEN_TIMEOUT_S = 5.0
+#: Seconds between two looks whether the machine has left instead.
+LOOK_S = 0.1
 
 _T = TypeVar("_T")
 
@@ -93,6 +95,9 @@ class LinkDoor:
         link = self._opened.pop(id(hello))
         link.receiving = connection
         link.is_half_open.set()
+        while not link.is_open and not link.is_over.wait(LOOK_S):
+            if _has_ended(connection):
+                self.on_loop(self._give_up, link, "it closed the first connection of its link")
         link.is_over.wait()
 
     def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
@@ -106,7 +111,8 @@ class LinkDoor:
     def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
         link, answer = self._open_link(identity, hello)
         self._opened[id(hello)] = self._by_token[link.token] = link
-        self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, link)
+        late = "it did not open the second connection of its link"
+        self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, link, late)
         return {**answer, "session": link.token}
 
     def _waiting(self, identity: Identity, hello: dict[str, Any]) -> FarLink:
@@ -130,6 +136,16 @@ class LinkDoor:
         self._on_open(link)
         return True
 
-    def _give_up(self, link: FarLink) -> None:
+    def _give_up(self, link: FarLink, why: str) -> None:
         if self._by_token.pop(link.token, None) is not None:
-            link.on_lost("it did not open the second connection of its link")
+            link.on_lost(why)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the other end has closed a connection on which it has sent nothing."""
+    try:  # the bytes as they come, encrypted or not
+        return not socket.socket.recv(connection, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

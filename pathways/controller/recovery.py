@@ -142,7 +142,9 @@ class Islands:
                 hosts = await self._start_hosts(island)
             limit = self.cluster.config.options.start_timeout_s
             try:
-                await asyncio.wait_for(asyncio.gather(*(host.ready.wait() for host in hosts)), limit)
+                async with asyncio.timeout(limit):
+                    for host in hosts:
+                        await host.ready.wait()
             except TimeoutError:
                 late = next(host for host in hosts if not host.ready.is_set())
                 self._lose(island, f"{late.name} was not ready after {limit:g} s. {late.exit_report()}")

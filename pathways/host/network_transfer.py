@@ -12,13 +12,16 @@ to a host that is then lost stays in the sender's memory for ever. And on CPU it
 (benchmarks/results/transfer-*).
 
 Where machines are real, streams are mutual TLS 1.3 (LINK-1) from host to host, unless the cluster was started without
-encryption. The machines of a `LocalCluster` are modelled: there, streams use Unix sockets in the cluster's directory,
-which only its user can enter; see `LocalCluster.machines`.
+encryption. The controller says where a host receives and which machine it is on, as `MACHINE@ADDRESS`; a transfer
+counts only if it comes with the certificate of the sending host's machine (CERT-1). The machines of a `LocalCluster`
+are modelled: there, streams use Unix sockets in the cluster's directory, which only its user can enter; see
+`LocalCluster.machines`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +30,11 @@ from typing import Any
 
 import grpc
 
-from pathways import _core
+from pathways import _core, errors
 from pathways.protocol import transfer_pb2 as pb
 from pathways.protocol import wire
 from pathways.trust.credentials import Credentials
-from pathways.trust.identity import Role, grpc_identity
+from pathways.trust.identity import Identity, Role, grpc_identity
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
@@ -47,15 +50,41 @@ def _channel(credentials: str, address: str) -> Any:
     return grpc.secure_channel(address, own.grpc_channel(), options=[*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)])
 
 
-def _server_credentials(path: str) -> Any:
-    """Shows the certificate that is in the file when a caller comes, because the agent renews it."""
+def _parsed(stream: str) -> tuple[str, str]:
+    """The machine and the address of a stream. The machine is empty where machines are modelled."""
+    machine, _, address = stream.rpartition("@")
+    return machine, address
 
-    def configuration() -> Any:
-        own = Credentials.load(path)
+
+class _OwnCertificate:
+    """The certificate that a host's server shows: the one in the file, which the agent renews.
+
+    gRPC asks for it at each handshake, and frees its last one when it gets another one, even if a handshake on another
+    thread is just about to use that (grpc/grpc#36693): a few hundred callers at once then crash the process. So it gets
+    another one only when the file has changed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._shown: tuple[int, int, int] | None = None  # which file; guarded by the lock
+
+    def if_changed(self) -> Any:
+        """The configuration for gRPC if it is another one than the last time, else None."""
+        with self._lock:
+            status = os.stat(self._path)
+            now = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if now == self._shown:
+                return None
+            own = Credentials.load(self._path)
+            self._shown = now
         pair = (own.key.encode("ascii"), own.certificate.encode("ascii"))
         return grpc.ssl_server_certificate_configuration([pair], own.authority.encode("ascii"))
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, True)
+
+def _server_credentials(path: str) -> Any:
+    certificate = _OwnCertificate(path)
+    return grpc.dynamic_ssl_server_credentials(certificate.if_changed(), certificate.if_changed, True)
 
 
 class Streams:
@@ -70,7 +99,7 @@ class Streams:
         Args:
             core: the native host.
             address: where it listens.
-            far: where the hosts on other machines listen, "" for one that is lost now.
+            far: where the hosts on other machines listen, as `MACHINE@ADDRESS`; "" for one that is lost now.
             credentials: the file of the machine's credentials; empty: streams are not encrypted.
 
         Raises:
@@ -79,7 +108,10 @@ class Streams:
         self._core = core
         self._is_encrypted = bool(credentials)
         self._open_channel = functools.partial(_channel, credentials)
-        self._streams_out = {peer: _HostStream(core, there, self._open_channel) for peer, there in far.items()}
+        self._machines = {peer: _parsed(there)[0] for peer, there in far.items()}  # of the hosts, by their names
+        self._streams_out = {
+            peer: _HostStream(core, _parsed(there)[1], self._open_channel) for peer, there in far.items()
+        }
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.set_far(peer)
@@ -116,10 +148,11 @@ class Streams:
         for source in sources:
             self._waiting.pop((order, node, source), None)
 
-    def replace(self, host: int, address: str) -> None:
-        """Ends the stream to a lost host; its successor listens at `address`."""
+    def replace(self, host: int, stream: str) -> None:
+        """Ends the stream to a lost host; its successor is at `stream`, as `MACHINE@ADDRESS`."""
         if host in self._streams_out:
             self._streams_out[host].stop()
+            self._machines[host], address = _parsed(stream)
             self._streams_out[host] = _HostStream(self._core, address, self._open_channel)
 
     def stop(self) -> None:
@@ -129,15 +162,34 @@ class Streams:
         self._server.stop(None)
 
     def _receive(self, messages: Iterator[bytes], context: Any) -> Iterator[pb.TransferEnd]:
-        if self._is_encrypted and grpc_identity(context).role is not Role.HOST:  # CERT-1: a client's will not do
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "only hosts send transfers")
-        for message in messages:
-            for order, node, host, error in _core.unpack(message, self._delivery):
-                self._waiting.pop((order, node, host), None)
-                yield pb.TransferEnd(order=order, node=node, error=error or "")
+        try:
+            delivery = self._delivery_for(grpc_identity(context)) if self._is_encrypted else self._delivery
+            for message in messages:
+                for order, node, host, error in _core.unpack(message, delivery):
+                    self._waiting.pop((order, node, host), None)
+                    yield pb.TransferEnd(order=order, node=node, error=error or "")
+        except (errors.PermissionDeniedError, RuntimeError) as error:  # who may not send that, and what is no message
+            print(f"a stream from {context.peer()} is refused: {error}", file=sys.stderr, flush=True)
+            is_denied = isinstance(error, errors.PermissionDeniedError)
+            code = grpc.StatusCode.PERMISSION_DENIED if is_denied else grpc.StatusCode.INVALID_ARGUMENT
+            context.abort(code, str(error))
 
     def _delivery(self, order: int, node: int, host: int) -> Any:
         return self._waiting.get((order, node, host))
+
+    def _delivery_for(self, sender: Identity) -> Callable[[int, int, int], Any]:
+        """`_delivery` for the owner of a certificate, who sends for the hosts of its own machine only (CERT-1)."""
+        if sender.role is not Role.HOST:
+            raise errors.PermissionDeniedError(f"only hosts send transfers, and {sender} is none")
+
+        def delivery(order: int, node: int, host: int) -> Any:
+            if self._machines.get(host) != sender.name:
+                raise errors.PermissionDeniedError(
+                    f"machine {sender.name} sends a transfer of host {host}, which is not on that machine"
+                )
+            return self._delivery(order, node, host)
+
+        return delivery
 
 
 class _HostStream:

@@ -170,7 +170,8 @@ class HostConfig:
     predecessor_client: int = 0
     machine: int = 0
     stream: str = ""  # address where it receives network transfers; empty: there is only one machine
-    streams: tuple[str | None, ...] = ()  # that address of each host; None: on this machine; empty: lost now
+    #: That address of each host, behind `MACHINE@` if machines are real; None: on this machine; empty: lost now.
+    streams: tuple[str | None, ...] = ()
     islands: tuple[int, ...] = ()  # the island of each host; empty: all are in one
     #: The incarnation of each host on another machine, whose records come over the link: -1: it is not there now; None:
     #: it is on this machine. Empty: all are on this machine.

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -17,10 +20,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from trust_cases import at_once
 
 from pathways import _core
 from pathways.host import network_transfer
 from pathways.protocol import transfer_pb2 as pb
+from pathways.trust import Authority, Role, server_name
 
 
 @dataclasses.dataclass(eq=False)
@@ -183,3 +188,67 @@ def test_nobody_there(way: Any) -> None:
     made.send(OutgoingTransfer(8))
     (error,) = core.wait(8)
     assert error is not None and "lost" in error
+
+
+# The certificate that a host shows.
+
+SERVER = """
+import sys
+from concurrent import futures
+import grpc
+from pathways.host.network_transfer import _server_credentials
+server = grpc.server(futures.ThreadPoolExecutor(2))
+print(server.add_secure_port("127.0.0.1:0", _server_credentials(sys.argv[1])), flush=True)
+server.start()
+sys.stdin.read()
+"""
+
+
+@dataclasses.dataclass
+class Server:
+    """A process that listens as a host does, and its certificate's file."""
+
+    process: subprocess.Popen[str]
+    port: int
+    path: str
+    authority: Authority
+
+    def shows(self) -> bytes:
+        """The certificate that a caller sees."""
+        context = self.authority.credentials(Role.HOST, "m1").client_context()
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", self.port), 10) as sock,
+            context.wrap_socket(sock, server_hostname=server_name(Role.HOST)) as secure,
+        ):
+            return secure.getpeercert(binary_form=True) or b""
+
+
+@pytest.fixture
+def server(tmp_path: Any) -> Iterator[Server]:
+    authority, path = Authority.create(str(tmp_path / "authority")), str(tmp_path / "own.pem")
+    authority.credentials(Role.HOST, "m0").save(path)
+    command = [sys.executable, "-c", SERVER, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Server(process, int(process.stdout.readline()), path, authority)
+        process.kill()
+
+
+def test_a_renewed_certificate_is_shown(server: Server) -> None:
+    first = server.shows()
+    assert first == server.shows()
+    server.authority.credentials(Role.HOST, "m0").save(server.path)
+    second = server.shows()
+    assert first != second == server.shows()
+
+
+@pytest.mark.slow
+def test_many_handshakes_at_once(server: Server) -> None:
+    """When gRPC got the certificate anew at each handshake, this ended the process within 800 of them."""
+
+    def call_again_and_again(number: int) -> int:
+        return sum(server.shows() != b"" for _ in range(200))
+
+    assert at_once(8, call_again_and_again) == [200] * 8
+    assert server.process.poll() is None
