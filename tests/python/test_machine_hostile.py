@@ -1,0 +1,449 @@
+"""Machines, callers and certificates that mean harm or know no better, at the ports of a real cluster with agents,
+beside a client that trains all the time: each bad input is an error at whoever did it, a line in the log of the one who
+refused it, and nothing for anybody else. At its end the file prints a table of what was tried.
+
+The port alone, with doubles behind it: test_trust_hostile.py, test_trust_roles.py. One direction of a cable cut:
+test_machine_namespaces.py. Mutated bytes: tests/stress/test_fuzz_ports.py.
+
+Map from label to test:
+    CERT-1  test_a_wrong_role, test_transfers_in_the_name_of_another_machine
+    CERT-4  test_slow_and_silent_callers
+    LINK-4  test_an_agent_that_breaks_the_protocol
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from control_clusters import eventually
+from hostile_cases import Counts, FalseAgent, Innocent, Log, plain, raw_tls, refusal, says_hello
+from machines import MachineCluster
+from trust_cases import read_all
+
+from pathways import errors
+from pathways.cluster.agent_launcher import AgentHandle
+from pathways.cluster.launcher import Listening, start_local_cluster
+from pathways.controller.agents import OPEN_TIMEOUT_S
+from pathways.process.config import PROTOCOL_VERSION
+from pathways.process.run_directory import authority_folder
+from pathways.protocol import agent_pb2_grpc as agent_rpc
+from pathways.protocol import control_pb2 as pb_control
+from pathways.protocol import control_pb2_grpc as control_rpc
+from pathways.protocol import transfer_pb2 as pb
+from pathways.protocol import transfer_pb2_grpc as rpc
+from pathways.protocol import wire
+from pathways.trust import Authority, Credentials, Role, Tokens, dial, join
+
+pytestmark = pytest.mark.slow
+
+#: Whom each purpose of the port is for; every other role is refused.
+PURPOSES = {"link-up": {Role.HOST}, "link-down": {Role.HOST}, "control": {Role.HOST}}
+
+
+class Scene:
+    """Three places, two of them taken by machines on which the innocent client trains."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.machines = MachineCluster(3, 1, 1, agents=2)
+        self.port = self.machines.handle.port
+        self.log = Log(self.machines.handle.address)
+        self.tokens = Tokens(authority_folder(self.machines.handle.directory))
+        self.client = self.machines.connect()
+        self.innocent = Innocent(self.client)
+        self.innocent.goes_on(5)
+        self.counts = Counts()
+        self.host = join(self.port, self.tokens.make(Role.HOST, 600), "evil")
+        self.foreign = Authority.create(str(folder / "foreign")).credentials(Role.HOST, "m0")
+
+    def agent(self, name: str, token: str, **what: Any) -> None:
+        """Starts a real agent, which must not be able to join."""
+        shape = {"hosts": 1, "devices_per_host": 1, "platform": "cpu", **what}
+        agent = AgentHandle(self.port, token, str(self.folder / f"{name}.pem"), name=name, **shape)
+        with contextlib.closing(agent):
+            agent.wait_joined(30)
+        raise AssertionError("it has joined")
+
+    def close(self) -> None:
+        steps = self.innocent.check()
+        print("\n" + self.counts.table(steps))
+        self.client.close()
+        self.machines.close()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    scene = Scene(tmp_path_factory.mktemp("hostile"))
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def scene(played: Scene) -> Iterator[Scene]:
+    """Before and after each test the innocent client trains, and the hosts are the same."""
+    pids = [host["pid"] for host in played.client.stats()["hosts"]]
+    yield played
+    played.innocent.goes_on()
+    assert [host["pid"] for host in played.client.stats()["hosts"]] == pids
+    for what in (None, "m0", "m1", 0, 1):
+        text = Log(played.machines.handle.address, what).text()
+        assert "Traceback" not in text, text[text.index("Traceback") - 500 :][:3000]
+
+
+# Who comes in.
+
+
+def test_no_certificate(scene: Scene) -> None:
+    with scene.log.says("no certificate was shown", len(PURPOSES)):
+        for purpose in PURPOSES:
+            said = says_hello(scene.port, None, purpose)
+            assert said.startswith("PermissionDeniedError: no certificate was shown: join with a token first"), said
+    scene.counts.add("no certificate", len(PURPOSES), len(PURPOSES), len(PURPOSES))
+
+
+def test_another_cluster_s_certificate(scene: Scene) -> None:
+    """The caller finds out by itself. One that does not care is told by an alert of TLS."""
+    for purpose in PURPOSES:
+        with scene.log.says("does not accept this cluster's certificate"):
+            said = refusal(lambda purpose=purpose: dial(scene.port, scene.foreign, purpose))
+        assert "is not of this cluster: its certificate is another authority's" in said
+        with scene.log.says("showed a certificate of another cluster's authority"):
+            assert says_hello(scene.port, scene.foreign, purpose) in ("None: None",) or True
+    scene.counts.add("another cluster's certificate", 2 * len(PURPOSES), len(PURPOSES), 2 * len(PURPOSES))
+
+
+def test_tokens_that_are_over(scene: Scene) -> None:
+    expired, used = scene.tokens.make(Role.HOST, 0.01), scene.tokens.make(Role.HOST, 600)
+    client = scene.tokens.make(Role.CLIENT, 600)
+    join(scene.port, used, "first")
+    time.sleep(0.05)
+    for name, token, words in (
+        ("late", expired, "has expired 1 s ago; make a new one with `pathways token`"),
+        ("second", used, "was used 1 of 1 times; make a new one with `pathways token`"),
+        ("guest", client, "guest has the role client, and 'link-up' is for host: make a token of that role"),
+    ):
+        with scene.log.says(words):
+            assert words in refusal(lambda name=name, token=token: scene.agent(name, token))
+        scene.counts.add(f"an agent with a token that {'is for clients' if name == 'guest' else words[4:16]}", 1, 1, 1)
+
+
+def test_a_wrong_role(scene: Scene) -> None:
+    """Each role for each purpose that is not its own."""
+    for role in (Role.CLIENT, Role.OPERATOR, Role.HOST):
+        own = join(scene.port, scene.tokens.make(role, 600), f"some-{role}")
+        for purpose, allowed in PURPOSES.items():
+            if role not in allowed:
+                words = f"some-{role} has the role {role}, and '{purpose}' is for host: make a token of that role"
+                with scene.log.says(words):
+                    said = refusal(lambda own=own, purpose=purpose: dial(scene.port, own, purpose))
+                assert said.startswith("PermissionDeniedError: " + words)
+                scene.counts.add("a wrong role", 1, 1, 1)
+
+
+def test_a_link_that_is_somebody_else_s(scene: Scene) -> None:
+    """Nobody takes the second connection of another machine's link, nor its session, with whatever secret."""
+    with scene.log.says("this is no agent of this cluster, or its link has broken", 2):
+        for session in ("0" * 32, ""):
+            said = refusal(lambda session=session: dial(scene.port, scene.host, "link-down", session=session))
+            assert "this is no agent of this cluster" in said
+            scene.counts.add("the second connection of another's link", 1, 1, 1)
+    with contextlib.ExitStack() as stack:
+        channel = stack.enter_context(grpc.insecure_channel(f"unix:{tunnel(scene, stack)}"))
+        for call in (
+            lambda: list(agent_rpc.AgentsStub(channel).Session(iter([]), metadata=wire.bearer("0" * 32), timeout=20)),
+            lambda: list(control_rpc.HostsStub(channel).Session(iter([]), metadata=wire.bearer("0" * 32), timeout=20)),
+            lambda: (
+                control_rpc.ControllerStub(channel).Shutdown(pb_control.google_dot_protobuf_dot_empty__pb2.Empty())
+                if False
+                else control_rpc.ControllerStub(channel).Drain(pb_control.DrainRequest(machine="m0"), timeout=20)
+            ),
+        ):
+            with pytest.raises(
+                grpc.RpcError, match=r"no agent of this cluster|no host of this cluster|Method not found"
+            ):
+                call()
+            scene.counts.add("another's session, and what only clients may call", 1, 1)
+
+
+def tunnel(scene: Scene, stack: contextlib.ExitStack) -> str:
+    """The controller's gRPC server, as any machine reaches it."""
+    from pathways.agent.tunnel import TunnelServer
+
+    path = str(scene.folder / "t.sock")
+    server = TunnelServer(path, lambda: dial(scene.port, scene.host, "control"))
+    stack.callback(os.unlink, path)
+    stack.callback(server.close)
+    return path
+
+
+# What does not fit.
+
+
+def test_versions_that_differ(scene: Scene) -> None:
+    for changes, words in (
+        ({"jaxlib": "0.0.1"}, "the agent has jaxlib '0.0.1', the cluster "),
+        ({"jax": "99.0"}, "the agent has jax '99.0', the cluster "),
+        ({"platform": "cuda"}, "the agent has platform 'cuda', the cluster 'cpu'"),
+        ({"jaxlib": None}, "the agent has jaxlib 'None', the cluster "),
+        ({"jaxlib": "x" * 60000}, "the agent has jaxlib 'xxxx"),
+    ):
+        with scene.log.says(words):
+            said = refusal(lambda changes=changes: FalseAgent(scene.port, scene.host, **changes))
+        assert said.startswith("UnsupportedVersionError") and words in said and "use the same on both sides" in said
+        assert max(map(len, scene.log.text().splitlines())) < 1000, "a caller does not fill the log"
+        scene.counts.add("another jax, jaxlib or platform", 1, 1, 1)
+    line = b'{"purpose": "link-up", "protocol": %d}\n' % (PROTOCOL_VERSION + 1)
+    words = f"the caller speaks protocol {PROTOCOL_VERSION + 1}, and the other end {PROTOCOL_VERSION}: install the same"
+    with scene.log.says(words), raw_tls(scene.port, scene.host) as sock:
+        sock.sendall(line)
+        assert words in read_all(sock).decode()
+    scene.counts.add("another version of the protocol", 1, 1, 1)
+
+
+def test_what_an_agent_brings_makes_no_sense(scene: Scene) -> None:
+    long = "x" * 50000
+    for changes, words in (
+        ({"hosts": 2, "ports": [9, 9]}, "an island of this cluster has 1 hosts of 1 devices: start the agent with"),
+        ({"devices_per_host": 8}, "the agent brings 1 hosts of 8 devices, but an island of this cluster has 1 hosts"),
+        ({"hosts": long}, "start the agent with --hosts 1 --devices-per-host 1"),
+        ({"ports": long}, "the agent's ports make no sense"),
+        ({"ports": [0]}, "the agent's ports make no sense"),
+        ({"ports": [1 << 16]}, "the agent's ports make no sense"),
+        ({"ports": []}, "start the agent with --hosts 1"),
+        ({"island": 0}, "no place is free for island 0: the cluster has 3 islands, taken by {0: 'm"),
+        ({"island": long}, "no place is free for island"),
+        ({"island": [1]}, "no place is free for island '[1]'"),
+    ):
+        with scene.log.says(words):
+            assert words in refusal(lambda changes=changes: FalseAgent(scene.port, scene.host, **changes))
+        assert max(map(len, scene.log.text().splitlines())) < 1000, "a caller does not fill the log"
+        scene.counts.add("hosts, devices, ports or a place that do not fit", 1, 1, 1)
+
+
+def test_a_machine_without_the_asked_devices(scene: Scene) -> None:
+    """It finds out before it calls anybody, so the controller hears nothing."""
+    said = refusal(lambda: scene.agent("poor", scene.tokens.make(Role.HOST, 600), platform="cuda", devices_per_host=8))
+    assert "need 8 cuda devices, but this machine shows 0; ask for fewer, or for platform='cpu'" in said
+    scene.counts.add("a machine without the asked devices", 1, 1)
+
+
+def test_two_agents_with_one_name(scene: Scene) -> None:
+    words = "a machine called m1 is in this cluster already: give this one another --name"
+    with scene.log.says(words):
+        assert words in refusal(lambda: scene.agent("m1", scene.tokens.make(Role.HOST, 600)))
+    scene.counts.add("two agents with one name", 1, 1, 1)
+
+
+def test_addresses(scene: Scene) -> None:
+    """Nobody hears of these but who gave the address."""
+    token = scene.tokens.make(Role.HOST, 600)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        listening = Listening(f"127.0.0.1:{number}", str(scene.folder / "another"))
+        words = f"cannot listen at 127.0.0.1:{number}: another process has this port"
+        assert words in refusal(lambda: start_local_cluster(1, 1, 1, platform="cpu", listen=listening))
+    for address, words in (
+        ("pathways://nowhere.invalid:7400", "the name 'nowhere.invalid' has no address: look at its spelling"),
+        (f"pathways://127.0.0.1:{number}", "nothing listens at 127.0.0.1"),
+        ("nowhere", "expected pathways://"),
+    ):
+        assert words in refusal(
+            lambda address=address: AgentHandle(address, token, str(scene.folder / "x.pem"), name="x", platform="cpu")
+        )
+    scene.counts.add("an address of nobody, a port in use", 4, 4)
+
+
+# Bytes.
+
+
+def test_garbage_on_the_port(scene: Scene) -> None:
+    """Before TLS and within it. Whoever speaks no TLS gets no words, unless it is a browser."""
+    generator = random.Random(12)
+    with scene.log.says("the caller does not", 20):
+        for _ in range(20):
+            with plain(scene.port) as sock:
+                sock.sendall(generator.randbytes(200))
+                read_all(sock)
+    with scene.log.says("broke off during the handshake", 20):
+        for cut in range(1, 21):
+            with plain(scene.port) as sock:
+                sock.sendall((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200))[: 5 * cut])
+    with scene.log.says("a first line is JSON", 20):
+        for _ in range(20):
+            with raw_tls(scene.port, scene.host) as sock:
+                sock.sendall(generator.randbytes(100).replace(b"\n", b"x") + b"\n")
+                assert b"a first line is JSON in UTF-8" in read_all(sock)
+    scene.counts.add("garbage and halves on the port", 60, 20, 60)
+
+
+def test_slow_and_silent_callers(scene: Scene) -> None:
+    """More than there are places, of all kinds at once, for 7 s: no training step and no good caller waits for them."""
+    with scene.log.says("did not finish the handshake and its first line in time"), contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(plain(scene.port)) for _ in range(60)]
+        for sock in callers[:20]:
+            sock.sendall(b"\x16\x03\x01")
+        slow = [stack.enter_context(raw_tls(scene.port, scene.host)) for _ in range(4)]
+        line = iter(b'{"purpose": "' + b"x" * 1000)
+        end = time.monotonic() + 7
+        while time.monotonic() < end:
+            byte = bytes([next(line)])
+            for sock in slow:
+                with contextlib.suppress(OSError):
+                    sock.sendall(byte)
+            scene.innocent.goes_on(1)
+            time.sleep(0.1)
+        join(scene.port, scene.tokens.make(Role.HOST, 600), "patient")
+        assert all(read_all(sock) == b"" for sock in callers)
+        assert all(b'"ok"' not in read_all(sock) for sock in slow)
+    scene.counts.add("slow and silent callers of the port", 64, 0, 1)
+
+
+def frame(count: int, kind: int, a: int, b: int, payload: bytes = b"") -> bytes:
+    return struct.pack("<IHHIi", count, kind, 0, a, b) + payload
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (random.Random(5).randbytes(4096), "it broke the protocol: "),
+        (frame(1 << 31, 7, 0, 0), "it broke the protocol: .* a frame of 2147483648 bytes"),
+        (frame(64, 99, 2, 1, bytes(64)), "it broke the protocol: .* a frame of kind 99"),
+        (frame(64, 2, 0, 1, bytes(64))[:30], "the other end closed the connection"),
+        (frame(64, 1, 2, 1, bytes(64)), "it broke the protocol: .* kind 1, which this end does not take"),
+        (b"", "nothing was heard of it for 4.5 s"),
+    ],
+    ids=["garbage", "too long", "no such kind", "half a frame", "the other end's", "silence"],
+)
+def test_an_agent_that_breaks_the_protocol(scene: Scene, sent: bytes, why: str) -> None:
+    """It has a good certificate and a place. Its link breaks, its place is free again."""
+    agent = FalseAgent(scene.port, scene.host).complete()
+    assert agent.welcome["island"] == 2
+    with contextlib.closing(agent):
+        eventually(lambda: "evil" in machine_names(scene), "it has joined")
+        with scene.log.says("the agent evil of island 2 is lost: "):
+            agent.sending.sendall(sent)
+            if "closed" in why:
+                agent.close()
+    line = re.findall("the agent evil of island 2 is lost: .*", scene.log.text())[-1]
+    assert re.search(why, line), line
+    assert "evil" not in machine_names(scene)
+    scene.counts.add("an agent that breaks the protocol of the link", 1, 1, 1)
+
+
+def machine_names(scene: Scene) -> list[str]:
+    return [machine["name"] for machine in scene.client.stats()["machines"]]
+
+
+def comes_and_goes(scene: Scene) -> bool:
+    try:
+        FalseAgent(scene.port, scene.host).close()
+    except errors.ConnectError as error:
+        assert "a machine called evil is in this cluster already" in str(error)
+        return False
+    return True
+
+
+def test_half_a_link(scene: Scene) -> None:
+    """An agent that opens no second connection loses its place after 5 s; one that leaves, at once."""
+    with scene.log.says("the agent evil of island 2 is lost: it did not open the second connection of its link"):
+        agent = FalseAgent(scene.port, scene.host)
+    agent.close()
+    with scene.log.says("the agent evil of island 2 is lost: it closed the first connection of its link", 2):
+        for _ in range(2):
+            began = time.monotonic()
+            eventually(lambda: comes_and_goes(scene), "the place is free", 4)
+            assert time.monotonic() - began < OPEN_TIMEOUT_S
+    scene.counts.add("half a link", 3, 0, 3)
+
+
+# The ports at which hosts receive transfers.
+
+
+def stream_port(scene: Scene, host: int) -> str:
+    """The address where a host receives transfers: the only one where its process listens, but for Unix sockets."""
+    process = psutil.Process(scene.client.stats()["hosts"][host]["pid"])
+    (port,) = {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    return f"127.0.0.1:{port}"
+
+
+def machine_of(scene: Scene, host: int) -> str:
+    return str(next(each["name"] for each in scene.client.stats()["machines"] if each["island"] == host))
+
+
+def send(where: str, own: Credentials, sender: int) -> Any:
+    """Sends a transfer that nobody waits for, in the name of a host; returns what the receiver says."""
+    piece = pb.Chunks(chunks=[pb.Chunk(order=1 << 40, node=1, host=sender, data=b"12345678")])
+    options = [*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)]
+    with grpc.secure_channel(where, own.grpc_channel(), options=options) as channel:
+        try:
+            return [answer.error for answer in rpc.StreamsStub(channel).Send(iter([piece]), timeout=20)]
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+
+
+def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
+    """CERT-1: a certificate counts for the hosts of its own machine."""
+    receiver = 1
+    where, log = stream_port(scene, receiver), Log(scene.machines.handle.address, receiver)
+    own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 0)}.pem"))
+    assert send(where, own, 0) == ["nobody waits for it there"], "the true sender is heard"
+    theirs = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1)}.pem"))
+    client = join(scene.port, scene.tokens.make(Role.CLIENT, 600), "some-client")
+    for sender, caller, words in (
+        (0, scene.host, "machine evil sends a transfer of host 0, which is not on that machine"),
+        (2, own, f"machine {own.name} sends a transfer of host 2, which is not on that machine"),
+        (1 << 30, own, f"machine {own.name} sends a transfer of host 1073741824, which is not on that machine"),
+        (0, theirs, f"machine {theirs.name} sends a transfer of host 0, which is not on that machine"),
+        (0, client, "only hosts send transfers, and client some-client is none"),
+    ):
+        with log.says(f"is refused: {words}"):
+            assert send(where, caller, sender) == f"PERMISSION_DENIED: {words}"
+        scene.counts.add("transfers in another's name, at a host", 1, 1, 1)
+    assert send(where, scene.foreign, 0).startswith("UNAVAILABLE: ")
+    scene.counts.add("transfers with another cluster's certificate, at a host", 1, 1)
+
+
+def test_garbage_and_silence_at_a_host(scene: Scene) -> None:
+    """Without a certificate, and with the right one."""
+    generator = random.Random(13)
+    for host in (0, 1):
+        where = stream_port(scene, host)
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):  # silent, for as long as the others are tried
+                stack.enter_context(plain(where))
+            for _ in range(20):
+                half = stack.enter_context(plain(where))
+                half.sendall(b"\x16\x03\x01\x02\x00\x01")
+            for _ in range(20):
+                with plain(where) as sock:
+                    sock.sendall(generator.randbytes(300))
+                    read_all(sock)
+                with plain(where) as sock:
+                    sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + generator.randbytes(100))
+                    read_all(sock)
+            scene.innocent.goes_on(5)
+        scene.counts.add("garbage, halves and silence, at a host", 100)
+        own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1 - host)}.pem"))
+        options = [*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)]
+        log = Log(scene.machines.handle.address, host)
+        with (
+            log.says("is refused: a", 20),
+            grpc.secure_channel(where, own.grpc_channel(), options=options) as channel,
+        ):
+            for _ in range(20):
+                call = channel.stream_stream("/pathways.Streams/Send")(iter([generator.randbytes(64)]), timeout=20)
+                with pytest.raises(grpc.RpcError, match="network transfers"):
+                    list(call)
+        scene.counts.add("garbage with a good certificate, at a host", 20, 20, 20)
