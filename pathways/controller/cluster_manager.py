@@ -116,7 +116,12 @@ class ClusterManager:
     @property
     def address(self) -> str:
         """The address at which clients connect."""
-        return f"unix:{self.config.directory}/control.sock"
+        return f"unix:{self.near_path}"
+
+    @property
+    def near_path(self) -> str:
+        """The socket of `address`."""
+        return f"{self.config.directory}/control.sock"
 
     @property
     def far_address(self) -> str:

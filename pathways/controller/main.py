@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import importlib
 import json
 import os
 import signal
 import sys
 
-import grpc.aio
-
 from pathways import errors
 from pathways.controller.agents import open_port
 from pathways.controller.auto_suspend import AutoSuspension
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.control_server import ControlServer
 from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
@@ -38,8 +38,7 @@ LAST_WORDS_S = 0.5
 async def run(config: ControllerConfig) -> int:
     """Runs a cluster from start to end; returns the exit status."""
     cluster = ClusterManager(config, importlib.import_module(config.options.native))
-    server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
-    far = grpc.aio.server(options=wire.FAR_OPTIONS)  # for hosts on other machines
+    servers: list[ControlServer] = []
     background: list[asyncio.Task[None]] = []
     port: Port | None = None
     try:
@@ -49,27 +48,16 @@ async def run(config: ControllerConfig) -> int:
         if config.options.when_full == "suspend":
             room = AutoSuspension(cluster.controller, client_manager.suspension, client_manager.clients)
             background.append(asyncio.create_task(room.run()))
-        rpc.add_ControllerServicer_to_server(ControllerService(client_manager), server)
-        if cluster.agents is not None:
-            agent_rpc.add_AgentsServicer_to_server(AgentsService(cluster.agents), far)
-        for each in (server, far):
-            rpc.add_HostsServicer_to_server(HostsService(client_manager), each)
-        old = os.umask(0o177)
-        try:
-            server.add_insecure_port(cluster.address)
-            await server.start()
-            if config.options.machines > 1 or cluster.agents is not None:
-                far.add_insecure_port(cluster.far_address)
-                await far.start()
-        finally:
-            os.umask(old)
+        servers = _servers(cluster, client_manager)
+        for each in servers:
+            await each.start()
         if cluster.agents is not None:
             clients = FarClients(
                 cluster.native,
                 cluster.agents.hub,
                 cluster.status_segment,
                 client_manager.connections,
-                cluster.address.removeprefix("unix:"),
+                cluster.near_path,
             )
             port, _ = open_port(config, cluster.agents, clients)
         listening = {"event": "listening", "address": cluster.address, "port": str(port.address) if port else ""}
@@ -84,8 +72,21 @@ async def run(config: ControllerConfig) -> int:
         await cluster.tear_down()
         if port is not None:
             port.close()
-        await asyncio.gather(server.stop(LAST_WORDS_S), far.stop(LAST_WORDS_S))
+        await asyncio.gather(*(each.stop(LAST_WORDS_S) for each in servers))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
+
+
+def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[ControlServer]:
+    """The server for this machine, and the one for hosts and agents on others."""
+    add_controller = functools.partial(rpc.add_ControllerServicer_to_server, ControllerService(client_manager))
+    add_hosts = functools.partial(rpc.add_HostsServicer_to_server, HostsService(client_manager))
+    near = ControlServer(cluster.near_path, wire.CHANNEL_OPTIONS, [add_controller, add_hosts])
+    if cluster.agents is not None:
+        add_agents = functools.partial(agent_rpc.add_AgentsServicer_to_server, AgentsService(cluster.agents))
+        return [near, ControlServer(cluster.far_path, wire.FAR_OPTIONS, [add_agents, add_hosts])]
+    if cluster.config.options.machines > 1:
+        return [near, ControlServer(cluster.far_path, wire.FAR_OPTIONS, [add_hosts])]
+    return [near]
 
 
 def main() -> None:

@@ -160,7 +160,8 @@ class Islands:
         except Exception as error:
             if self.cluster.done.done():
                 return
-            traceback.print_exc()
+            if not isinstance(error, errors.PathwaysError):  # whose text says all
+                traceback.print_exc()
             self._lose(island, f"island {island.number} could not be started: {type(error).__name__}: {error}")
 
     async def _start_hosts(self, island: Island) -> list[HostRecord]:

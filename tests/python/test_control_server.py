@@ -1,0 +1,52 @@
+"""A caller that names a method in bytes that are no text ends grpc.aio's server, and so shut out everybody else; a new
+one takes its place at once, and the calls that are open go on (TRUST-1).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+
+from control_clusters import SIZES, eventually
+from recorded_calls import recorded
+from trust_cases import read_all
+
+from pathways import errors
+from pathways.cluster import operator, remote
+from pathways.cluster.launcher import LocalClusterHandle
+from pathways.process import log_files
+
+
+def test_a_method_that_is_no_text(own: LocalClusterHandle) -> None:
+    path = own.address.removeprefix("unix:")
+    stream = recorded("/pathways.Controller/Stats_", [b""])
+    broken = stream.replace(b"/pathways.Controller/Stats_", b"/pathways.Controller/Stat\x80s")
+    assert broken != stream
+    client = remote.connect_unix(own.address, native="control_doubles", sizes=SIZES)
+    followed = operator.logs(own.address, 0, lines=1, follow=True)
+    assert next(followed).text == b"fake host 0 starts\n"
+    pids = [host["pid"] for host in operator.inspect(own.address)["hosts"]]
+    for number in range(1, 4):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(0.2)
+            sock.connect(path)
+            sock.sendall(broken)
+            read_all(sock)
+        eventually(lambda: answers(own.address), "the controller answers again")
+        said = pathlib.Path(log_files.own_log(own.directory)).read_text()
+        assert said.count(f"the server at {path} begins anew: UnicodeDecodeError") == number
+    with open(log_files.host_log(own.directory, 0, 0), "ab") as log:
+        log.write(b"a call that was open goes on\n")
+    assert next(followed).text == b"a call that was open goes on\n"
+    assert [host["pid"] for host in operator.inspect(own.address)["hosts"]] == pids
+    assert client.allocate_slice((1,), ("x",)).devices
+    client.close()
+    followed.close()  # type: ignore[attr-defined]
+
+
+def answers(address: str) -> bool:
+    try:
+        operator.inspect(address)
+    except errors.ConnectError:
+        return False
+    return True
