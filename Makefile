@@ -37,7 +37,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz model stress stress-sample soak bench wheel docs clean
+.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports model stress stress-sample soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,14 @@ fuzz: $(BUILT) ## a minute of mutations of all that crosses between processes, n
 	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) * 3 / 4)) $(MAKE) --no-print-directory cpp-asan \
 	    CTEST_ARGS="-R fuzz --verbose"
 	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 4)) python -m pytest -q -s tests/stress/test_fuzz.py
+
+# PORT_SECONDS: for each port, and for each native target. PATHWAYS_TEST_SEED and PATHWAYS_SEED repeat a run.
+PORT_SECONDS ?= 60
+fuzz-ports: export PATHWAYS_FUZZ_EACH = $(PORT_SECONDS)
+fuzz-ports: $(BUILT) ## a minute of mutated bytes at each port of a cluster of machines; natively under AddressSanitizer
+	@$(MAKE) --no-print-directory cpp-asan TARGET="test_fuzz_links test_fuzz_encodings" \
+	    CTEST_ARGS="-R 'fuzz_(links|encodings)' --timeout 3600 --verbose"
+	@python -m pytest -q -s tests/python/test_machine_fuzz.py
 
 # Configure, build and test a preset of CMakePresets.json, quietly unless something fails.
 cpp-%: $(DEPS)

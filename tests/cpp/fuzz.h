@@ -1,8 +1,9 @@
 // What the fuzz targets share: a seeded mutator, and how long a target runs.
 //
-// PATHWAYS_FUZZ_SECONDS is for all targets of all executables together; without it each target gets a moment, so that
-// every run of the tests tries some. PATHWAYS_TEST_SEED repeats a run. Each target prints how many inputs it tried.
-// Build them with AddressSanitizer (`make fuzz`): a target proves that nothing is read or written out of bounds.
+// PATHWAYS_FUZZ_SECONDS is for all targets of all executables together, PATHWAYS_FUZZ_EACH for each one; without them
+// each target gets a moment, so that every run of the tests tries some. PATHWAYS_TEST_SEED repeats a run. Each target
+// prints how many inputs it tried. Build them with AddressSanitizer (`make fuzz`): a target proves that nothing is read
+// or written out of bounds.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,8 +27,8 @@ inline constexpr int kTargets = 11;
 class Fuzzer {
  public:
   Fuzzer(const char* target, int targets) : target_(target), random_(seed() ^ std::hash<std::string_view>{}(target)) {
-    const char* given = std::getenv("PATHWAYS_FUZZ_SECONDS");
-    const double seconds = given == nullptr ? 0.5 : std::atof(given) / targets;
+    const char *each = std::getenv("PATHWAYS_FUZZ_EACH"), *all = std::getenv("PATHWAYS_FUZZ_SECONDS");
+    const double seconds = each != nullptr ? std::atof(each) : all != nullptr ? std::atof(all) / targets : 0.5;
     end_ = std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6));
   }
   ~Fuzzer() {

@@ -181,9 +181,10 @@ def plain(address: str, timeout_s: float = 30.0) -> socket.socket:
     return socket.create_connection((where.host, where.port), timeout_s)
 
 
-def raw_tls(address: str, credentials: Credentials | None) -> ssl.SSLSocket:
+def raw_tls(address: str, credentials: Credentials | None, protocols: tuple[str, ...] = ()) -> ssl.SSLSocket:
     """A TLS connection that has said nothing yet; it does not look at the port's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if credentials is None else credentials.client_context()
+    context.set_alpn_protocols(list(protocols))
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context.wrap_socket(plain(address))
@@ -209,14 +210,25 @@ class FalseAgent:
         self._address, self._credentials = address, credentials
         self.sending, self.welcome = dial_answered(address, credentials, "link-up", **{**brought, **changes})
         self.receiving: socket.socket | None = None
+        self._reader: threading.Thread | None = None
 
     def complete(self) -> FalseAgent:
         """Opens the second connection: then it has joined."""
         self.receiving = dial(self._address, self._credentials, "link-down", session=self.welcome["session"])
         return self
 
+    def read(self) -> None:
+        """Takes from now on what the controller sends, and forgets it."""
+        self._reader = threading.Thread(target=read_all, args=(self.receiving,), daemon=True)
+        self._reader.start()
+
     def close(self) -> None:
         """Ends both."""
-        for each in (self.sending, self.receiving):
-            if each is not None:
-                each.close()
+        there = [each for each in (self.sending, self.receiving) if each is not None]
+        for each in there:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+        if self._reader is not None:
+            self._reader.join()  # before its descriptor may become another connection's
+        for each in there:
+            each.close()

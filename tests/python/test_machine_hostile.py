@@ -3,7 +3,7 @@ beside a client that trains all the time: each bad input is an error at whoever 
 refused it, and nothing for anybody else. At its end the file prints a table of what was tried.
 
 The port alone, with doubles behind it: test_trust_hostile.py, test_trust_roles.py. One direction of a cable cut:
-test_machine_namespaces.py. Mutated bytes: tests/stress/test_fuzz_ports.py.
+test_machine_namespaces.py. Mutated bytes: test_machine_fuzz.py.
 
 Map from label to test:
     CERT-1  test_a_wrong_role, test_transfers_in_the_name_of_another_machine

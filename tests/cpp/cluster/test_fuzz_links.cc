@@ -33,6 +33,36 @@ std::vector<size_t> frames_of(const Wire& wire) {
   return all;
 }
 
+/// Whole frames change their places, come twice or never, and bytes are missing or added between any two: what follows
+/// is read from another beginning.
+void rearrange(Fuzzer& fuzz, Wire& wire, const std::vector<size_t>& frames) {
+  const auto at = [&wire](size_t offset) { return wire.bytes.begin() + static_cast<std::ptrdiff_t>(offset); };
+  const size_t from = frames[fuzz.below(frames.size())];
+  const size_t end =
+      std::min(wire.bytes.size(),
+               from + FrameWriter::room_for(read_record<FrameHeader>(std::span(wire.bytes).subspan(from)).bytes));
+  const Bytes frame(at(from), at(end));
+  switch (fuzz.below(5)) {
+    case 0:
+      wire.bytes.erase(at(from), at(end));
+      break;
+    case 1:
+      wire.bytes.insert(at(frames[fuzz.below(frames.size())]), frame.begin(), frame.end());
+      break;
+    case 2:
+      wire.bytes.erase(at(from), at(end));
+      wire.bytes.insert(wire.bytes.end(), frame.begin(), frame.end());
+      break;
+    case 3:
+      wire.bytes.erase(at(from), at(from + std::min(fuzz.below(40), wire.bytes.size() - from)));
+      break;
+    default: {
+      const Bytes more(1 + fuzz.below(40), static_cast<std::byte>(fuzz.draw()));
+      wire.bytes.insert(at(from), more.begin(), more.end());
+    }
+  }
+}
+
 TEST(Fuzz, Links) {
   const Watchdog watchdog("fuzzed links", 900s);
   Fuzzer fuzz("links", kTargets);
@@ -73,6 +103,10 @@ TEST(Fuzz, Links) {
       for (auto* wire : {&machine.out, &machine.in}) {
         const std::vector<size_t> frames = frames_of(*wire);
         if (frames.empty() || fuzz.below(2) == 0) continue;
+        if (fuzz.below(4) == 0) {
+          rearrange(fuzz, *wire, frames);
+          continue;
+        }
         const size_t at = frames[fuzz.below(frames.size())], most = fuzz.below(3) == 0 ? 16 : 80;
         fuzz.mutate(std::span(wire->bytes).subspan(at, std::min(most, wire->bytes.size() - at)));
       }
