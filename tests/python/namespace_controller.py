@@ -9,6 +9,8 @@ client that comes in at the port.
     wait N             waits for N devices
     train STEPS        trains a small model over two islands; prints the last loss and a digest of the parameters
     state              prints the states of the hosts
+    alone STEPS        computes on island 0 alone, checks each value, and prints how many it were
+    log                prints the controller's log
     lost               waits until a use of island 1 fails with HostLostError; prints for how long it had to wait
 """
 
@@ -27,6 +29,7 @@ import numpy as np
 
 import pathways as pw
 from pathways.cluster.launcher import Listening, start_local_cluster
+from pathways.cluster.operator import logs
 from pathways.process.run_directory import authority_folder
 from pathways.trust import Role, Tokens
 
@@ -115,6 +118,21 @@ def do_train(session: dict[str, Any], steps: str) -> dict[str, Any]:
 
 def do_state(session: dict[str, Any]) -> list[str]:
     return [host["state"] for host in session["cluster"].stats()["hosts"]]
+
+
+def do_alone(session: dict[str, Any], steps: str) -> int:
+    if "alone" not in session:
+        one = pw.make_virtual_device_set(session["cluster"]).add_slice(devices=1, island=0)
+        session["alone"] = pw.jit(lambda x, n: x * 2 + n, devices=one)
+    x = np.arange(8, dtype=np.float32)
+    for number in range(int(steps)):
+        np.testing.assert_array_equal(np.asarray(session["alone"](x, np.float32(number))), x * 2 + number)
+    return int(steps)
+
+
+def do_log(session: dict[str, Any]) -> str:
+    parts = logs(session["handle"].address, None, lines=1000)
+    return b"".join(part.text for part in parts).decode()
 
 
 def do_lost(session: dict[str, Any]) -> float:

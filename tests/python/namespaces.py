@@ -110,6 +110,20 @@ class Network:
         """Plugs it in again."""
         self._in("switch", f"ip link set {machine} up")
 
+    def cut(self, source: str, target: str) -> None:
+        """Lets nothing through from a machine to another one, or the switch; the other direction stays as it is. As
+        with a firewall, nobody is told: the source sends its packets to a hardware address that nobody has.
+        """
+        device = "br0" if source == "switch" else "eth0"
+        address = self.address if target == "switch" else self.address_of(target)
+        self._in(source, f"ip neigh replace {address} lladdr 02:00:00:00:00:99 nud permanent dev {device}")
+
+    def mend(self, source: str, target: str) -> None:
+        """Lets everything through again."""
+        device = "br0" if source == "switch" else "eth0"
+        address = self.address if target == "switch" else self.address_of(target)
+        self._in(source, f"ip neigh del {address} dev {device}")
+
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Ends a process that `Network.start` started, and all that it started."""

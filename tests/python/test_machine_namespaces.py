@@ -4,7 +4,7 @@ Without root, or where no namespaces can be made, these tests are skipped; test_
 loopback addresses.
 
 Map from label to test:
-    LINK-1  test_cables, test_a_client_on_a_machine_of_its_own
+    LINK-1  test_cables, test_one_direction_is_cut, test_a_client_on_a_machine_of_its_own
     OWN-1   test_a_client_on_a_machine_of_its_own
 """
 
@@ -71,10 +71,11 @@ class Controller(Program):
         """Connects the client again, with the certificate that it got before."""
         program.ask("connect", self._port, self._client_token)
 
-    def join(self, name: str, island: int) -> Any:
+    def join(self, name: str, island: int, on: str = "", **what: Any) -> Any:
+        """`on`: the machine where it starts; the one of its name when not given."""
         command = [*PATHWAYS, "agent", self._port, "--name", name, "--island", str(island)]
         env = {"PATHWAYS_TOKEN": self._tokens.pop(), "JAX_PLATFORMS": "cpu"}
-        return self._network.start(name, command, env)
+        return self._network.start(on or name, command, env, **what)
 
 
 @pytest.fixture
@@ -159,6 +160,30 @@ def test_a_client_on_a_machine_of_its_own(tmp_path: pathlib.Path) -> None:
         network.plug("laptop")
         controller.let_in_again(laptop)
         assert laptop.ask("train", "5") == at_home
+
+
+@pytest.mark.watchdog(300)
+@pytest.mark.parametrize("is_outgoing", [True, False], ids=["outgoing", "incoming"])
+def test_one_direction_is_cut(network: Network, tmp_path: pathlib.Path, is_outgoing: bool) -> None:
+    """What a firewall does that lets one direction through: the machine is lost within 5 s, whichever direction it is,
+    and comes back by itself. Who uses the other machine notices nothing. A machine that cannot join is told why.
+    """
+    controller = Controller(network, tmp_path, ["m1", "m2"])
+    controller.ask("wait", "2")
+    controller.ask("train", "2")
+    way = ("m2", "switch") if is_outgoing else ("switch", "m2")
+    network.cut(*way)
+    print(f"HostLostError after {controller.ask('lost'):.1f} s")
+    assert controller.ask("state") == ["up", "lost"]
+    assert "the agent m2 of island 1 is lost: " in controller.ask("log")
+    assert controller.ask("alone", "50") == 50
+    if is_outgoing:
+        late = controller.join("m3", 1, on="m2", stderr=subprocess.PIPE, text=True)
+        assert "does not answer: is the machine up, and does a firewall let both directions" in late.stderr.read()
+        assert late.wait() == 1
+    network.mend(*way)
+    print(f"back after {controller.ask('wait', '2'):.1f} s")
+    controller.ask("train", "2")
 
 
 def test_nothing_is_left(network: Network, tmp_path: pathlib.Path) -> None:
