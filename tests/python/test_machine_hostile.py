@@ -35,7 +35,7 @@ from trust_cases import read_all
 from pathways import errors
 from pathways.cluster.agent_launcher import AgentHandle
 from pathways.cluster.launcher import Listening, start_local_cluster
-from pathways.controller.agents import OPEN_TIMEOUT_S
+from pathways.controller.far_links import OPEN_TIMEOUT_S
 from pathways.process.config import PROTOCOL_VERSION
 from pathways.process.run_directory import authority_folder
 from pathways.protocol import agent_pb2_grpc as agent_rpc
@@ -49,7 +49,10 @@ from pathways.trust import Authority, Credentials, Role, Tokens, dial, join
 pytestmark = pytest.mark.slow
 
 #: Whom each purpose of the port is for; every other role is refused.
-PURPOSES = {"link-up": {Role.HOST}, "link-down": {Role.HOST}, "control": {Role.HOST}}
+PURPOSES = {
+    **dict.fromkeys(("link-up", "link-down", "control"), (Role.HOST,)),
+    **dict.fromkeys(("client-up", "client-down", "session", "console"), (Role.CLIENT, Role.OPERATOR)),
+}
 
 
 class Scene:
@@ -145,7 +148,8 @@ def test_a_wrong_role(scene: Scene) -> None:
         own = join(scene.port, scene.tokens.make(role, 600), f"some-{role}")
         for purpose, allowed in PURPOSES.items():
             if role not in allowed:
-                words = f"some-{role} has the role {role}, and '{purpose}' is for host: make a token of that role"
+                whom = " or ".join(sorted(allowed))
+                words = f"some-{role} has the role {role}, and '{purpose}' is for {whom}: make a token of that role"
                 with scene.log.says(words):
                     said = refusal(lambda own=own, purpose=purpose: dial(scene.port, own, purpose))
                 assert said.startswith("PermissionDeniedError: " + words)
@@ -154,10 +158,10 @@ def test_a_wrong_role(scene: Scene) -> None:
 
 def test_a_link_that_is_somebody_else_s(scene: Scene) -> None:
     """Nobody takes the second connection of another machine's link, nor its session, with whatever secret."""
-    with scene.log.says("this is no agent of this cluster, or its link has broken", 2):
+    with scene.log.says("no link of this machine waits for its second connection", 2):
         for session in ("0" * 32, ""):
             said = refusal(lambda session=session: dial(scene.port, scene.host, "link-down", session=session))
-            assert "this is no agent of this cluster" in said
+            assert "no link of this machine waits for its second connection" in said
             scene.counts.add("the second connection of another's link", 1, 1, 1)
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(grpc.insecure_channel(f"unix:{tunnel(scene, stack)}"))
