@@ -4,7 +4,10 @@ derives from `Buffer`. Included by `_core.pyx`.
 
 
 cdef class Layout:
-    """Shape, dtype and placement of an array on one client's cluster. Interned: equal layouts are one object."""
+    """Shape, dtype and placement of an array on one client's cluster. Interned: equal layouts are one object.
+
+    When its slice gets another shape, a layout is retired: no array has it any more, and none can be made of it.
+    """
     cdef readonly tuple shape
     cdef readonly object dtype
     cdef readonly bint weak_type
@@ -17,6 +20,7 @@ cdef class Layout:
     cdef public object cache          # for the api's use
     cdef readonly uint32_t space_set  # the devices that hold it, for the ledger of memory
     cdef readonly uint64_t space_bytes  # its bytes on each of these devices
+    cdef readonly bint is_retired
 
     def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, tuple hosts not None, nbytes,
                  space_set, space_bytes):
@@ -39,6 +43,10 @@ cdef class Layout:
         self.hosts = hosts
         self.parts = len(hosts)
         self.space_set = space_set
+
+    def retire(self):
+        """From now on the slice has another shape. Call it only while `Client.moving` (MOVE-1)."""
+        self.is_retired = True
 
 
 @cython.no_gc
@@ -100,3 +108,7 @@ cdef class Buffer:
     def _pin(self):
         """From now on something reads it outside of the order: a call that donates it must pass a copy (MEM-4)."""
         self.shared = True
+
+    def _lie_as(self, Layout layout not None):
+        """The slice has got another shape, and the array this layout. Call it only while `Client.moving` (MOVE-1)."""
+        self.layout = layout

@@ -264,7 +264,14 @@ cdef class Client:
         return self.core.get().error_of(_handle(raw)).decode("utf-8", "replace")
 
     def new_array(self, Layout layout not None):
-        """A new pending array. The hosts of its layout will complete its parts."""
+        """A new pending array. The hosts of its layout will complete its parts.
+
+        Raises:
+            SliceResizedError: the slice has got another shape since the layout was made.
+        """
+        if layout.is_retired:
+            from pathways.errors import SliceResizedError
+            raise SliceResizedError(f"{layout.slice!r} has got its shape meanwhile; try again")
         return self.wrap(self.new_token(layout.parts), layout)
 
     cdef object wrap(self, uint64_t raw, Layout layout):

@@ -43,6 +43,10 @@ class SliceError(PathwaysError, ValueError):
     """A slice cannot be allocated: it has more devices than exist, or a shape that fits no island."""
 
 
+class SliceResizedError(SliceError):
+    """What was compiled or lowered for a slice is used after the slice has got another shape."""
+
+
 class OptionError(PathwaysError, ValueError):
     """A compiler option or a schedule does not exist."""
 

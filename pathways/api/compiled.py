@@ -8,7 +8,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
@@ -33,6 +33,10 @@ from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trac
 from pathways.plan.binding import BoundProgram, owners_of
 from pathways.plan.composite import composite_of, shared_values
 
+_Result = TypeVar("_Result")
+#: How often a call is made again whose slices get another shape meanwhile.
+_ATTEMPTS = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
@@ -50,7 +54,12 @@ class Lowering:
     def bind(self) -> BoundProgram:
         """On the devices where its slices lie now."""
         slices = self.slices()
-        for slice_ in slices:
+        for slice_, mesh in zip(slices, self.program.meshes, strict=True):
+            if slice_.mesh_spec != mesh:
+                raise errors.SliceResizedError(
+                    f"program {self.program.name!r} was made for a slice of shape {dict(mesh.axes)}, which is "
+                    f"{slice_!r} now: lower and compile it again"
+                )
             if slice_.cluster is not self.cluster:
                 raise errors.PlacementError(
                     f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
@@ -208,6 +217,7 @@ class Compiled(Handle):
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
         self.constants = Constants(call, self.names)
+        self.is_outdated = False  # a slice of it has got another shape: it cannot be called any more
         self.asked: Session | None = None  # the cluster that the arguments or the user named when it was found
         self._lowering = lowering
         self._registration: Registration | None = registration  # who holds `call` to call it holds us as well
@@ -226,11 +236,15 @@ class Compiled(Handle):
         """
         if (
             self.state is not None
+            or self.is_outdated
             or refusal is Refusal.UNLIKE
             or (refusal is Refusal.HOST_VALUE and not self._knows(leaves, has_home))
         ):
             return None
-        return self._resolve(refusal, leaves, deadline)
+        try:
+            return self._resolve(refusal, leaves, deadline)
+        except errors.SliceResizedError:
+            return None
 
     def _knows(self, leaves: list[Any], is_placed: bool) -> bool:
         """Whether the host values among the leaves are of kinds seen before."""
@@ -250,6 +264,11 @@ class Compiled(Handle):
         self.call.stale = True
         self._registration = None
 
+    def outdate(self) -> None:
+        """A slice of it has got another shape: whoever needs it compiles again. Cluster.steady is held."""
+        self.is_outdated = True
+        self.unbind()
+
     def _bind_again(self) -> None:
         """Lowers to the devices where its slices lie now: nothing is traced or partitioned."""
         cluster = self._lowering.cluster
@@ -264,7 +283,11 @@ class Compiled(Handle):
                     self.call.bind(registration.number, registration.group, *_shared(bound))
 
     def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
-        """Puts what is no array yet where the program wants it, and submits."""
+        """Puts what is no array yet where the program wants it, and submits.
+
+        Raises:
+            SliceResizedError: it is outdated.
+        """
         kinds = _jaxlib.value_checks()
         if not kinds:
             return self._run(leaves, deadline)
@@ -278,6 +301,8 @@ class Compiled(Handle):
             given = [*leaves, *before]
             return self._resolve(self.call(given, deadline), given, deadline)
 
+        if self.is_outdated:
+            self._bind_again()
         if self.state is not None:
             with self.state.turn():
                 return self.state.take(self._run_all(submit))
@@ -292,6 +317,8 @@ class Compiled(Handle):
 
     def _enter(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array] | Refusal:
         assert self.state is not None
+        if self.is_outdated:  # the variables have other layouts
+            return Refusal.STALE
         with self.state.turn():
             out: list[Array] | Refusal = self.call(leaves, deadline)
             return self.state.take(out) if isinstance(out, list) else out
@@ -301,8 +328,8 @@ class Compiled(Handle):
         removes the reason and calls again."""
         given: list[Any] = []
         while not isinstance(out, list):
-            if out is Refusal.STALE:
-                self._bind_again()
+            if out is Refusal.STALE or self.is_outdated:
+                self._bind_again()  # of one that is outdated, this raises
             elif out is Refusal.SHARED:
                 if self.state is not None:
                     self.state.look()  # somebody reads a variable's array since
@@ -378,6 +405,21 @@ class Compiled(Handle):
         return tree_unflatten(self.out_tree, self.run(leaves))
 
 
+def current_shapes(work: Callable[[], _Result]) -> _Result:
+    """Finds what is compiled for the slices' shapes of now and runs it: does `work` again if a slice gets another shape
+    meanwhile.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return work()
+        except errors.SliceResizedError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            if attempt > 0:  # JAX has kept the trace of a loop's body, say, that calls a function of the old mesh
+                jax.clear_caches()
+    raise AssertionError("the last attempt raises")
+
+
 def move(array: Array, devices: Slice, spec: tuple[tuple[str, ...], ...]) -> Array:
     """The array on another slice, or sharded otherwise: a program of one transfer.
 
@@ -388,7 +430,7 @@ def move(array: Array, devices: Slice, spec: tuple[tuple[str, ...], ...]) -> Arr
     def make() -> Callable[[Any], Any]:
         return functools.partial(device_put, mesh=devices.mesh_spec, spec=specs.to_partition_spec(spec))
 
-    return _run_one("device_put", (devices.mesh_spec.name, spec), make, devices, array)
+    return _run_one("device_put", lambda: (devices.mesh_spec.name, spec), make, devices, array)
 
 
 def copy(array: Array) -> Array:
@@ -400,12 +442,24 @@ def copy(array: Array) -> Array:
         barrier = jax.lax.optimization_barrier
         return placed(barrier, home.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
 
-    return _run_one("copy", (), make, home, array)
+    return _run_one("copy", tuple, make, home, array)
 
 
-def _run_one(name: str, target: Hashable, make: Callable[[], Callable[[Any], Any]], home: Slice, array: Array) -> Array:
+def _run_one(
+    name: str,
+    target: Callable[[], Hashable],
+    make: Callable[[], Callable[[Any], Any]],
+    home: Slice,
+    array: Array,
+) -> Array:
     """Runs the function that `make` gives on one array. It is compiled once per name, target and layout."""
     session: Session = home.cluster
+    return current_shapes(lambda: _compiled_one(session, name, target(), make, home, array).run([array])[0])
+
+
+def _compiled_one(
+    session: Session, name: str, target: Hashable, make: Callable[[], Callable[[Any], Any]], home: Slice, array: Array
+) -> Compiled:
     key = (name, target, array.layout, _jaxlib.trace_modes())
     known: Compiled | None = session.moves.get(key)
     if known is None:
@@ -419,4 +473,4 @@ def _run_one(name: str, target: Hashable, make: Callable[[], Callable[[Any], Any
         program = compile_traced(traced, options, default_mesh=home.mesh_spec)
         lowering = Lowering(traced, program, session, used)
         known = session.moves[key] = lowering.compile(tree_structure(((0,), {})))
-    return known.run([array])[0]
+    return known

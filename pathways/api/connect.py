@@ -10,6 +10,7 @@ cluster = pw.connect("pathways://login-node:7070")                    # a runnin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import os
 import threading
@@ -19,11 +20,11 @@ from typing import Any, NoReturn
 
 from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
+from pathways.api.hosts_in_use import HostsInUse
 from pathways.api.local_target import LocalCluster
 from pathways.api.ray_target import RayCluster
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
-from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms
 
 _live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
@@ -149,8 +150,6 @@ def _check_same_terms(cluster: Cluster, asked: dict[str, Any]) -> None:
 
 #: The address that `connect` takes when it is given no target.
 ADDRESS_VARIABLE = "PATHWAYS_ADDRESS"
-#: Seconds between two looks of `Cluster.wait_for`.
-WAIT_FOR_LOOK_S = 0.05
 
 _IN_CHILDREN = (
     "Compute in the process that connected, and give forked workers NumPy arrays; workers that compute themselves are "
@@ -179,7 +178,7 @@ def _abandon_in_child() -> None:
 os.register_at_fork(after_in_child=_abandon_in_child)
 
 
-class Cluster(session.Session):
+class Cluster(HostsInUse):
     """A connection to a cluster. Made by `connect`; `close` it, or use it in a `with` statement."""
 
     def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
@@ -189,6 +188,7 @@ class Cluster(session.Session):
         self._handle = handle
         self._target = target
         _all.add(self)
+        control.serve_moves(functools.partial(remap.move_as_asked, self))
 
     # ---- what is there
 
@@ -237,51 +237,6 @@ class Cluster(session.Session):
             **stats,
         }
 
-    def wait_for(self, devices: int, timeout: float | None = None) -> None:
-        """Waits until at least so many devices are there: machines join a cluster that listens when they are ready.
-
-        Args:
-            devices: how many.
-            timeout: seconds; None: as long as it takes.
-
-        Raises:
-            TimeoutError: so many were not there in time; the message says how many were.
-            OptionError: the whole cluster has fewer places.
-        """
-        topology = self._control.topology
-        if devices > topology.devices:
-            raise errors.OptionError(
-                f"wait_for(devices={devices}): the cluster has places for {topology.devices} devices"
-            )
-        deadline = Deadline(timeout)
-        while True:
-            hosts = self._control.cluster_stats()["hosts"]
-            there = sum(host.get("state", "up") == "up" for host in hosts) * topology.devices_per_host
-            if there >= devices:
-                return
-            if deadline.passed:
-                raise TimeoutError(f"{there} of {devices} devices were there after {timeout:g} s")
-            self.native.pause(deadline.left(WAIT_FOR_LOOK_S))
-
-    def drain(self, machine: str, timeout: float = 60.0, force: bool = False) -> int:
-        """Lets a machine leave: gives it no new slices, waits until none lies there, and lets it go. Only who started
-        the cluster, or an operator, may (`pathways drain`).
-
-        Args:
-            machine: its name, see `stats()["machines"]`.
-            timeout: seconds to wait until no slice lies there.
-            force: lets it go then, whatever lies there; its arrays are lost.
-
-        Returns:
-            The number of the island that it was.
-
-        Raises:
-            ConnectError: no machine of this name has joined.
-            SliceError: slices still lie there after the time, and the machine stays. The message names their clients.
-            PermissionDeniedError: another process started the cluster.
-        """
-        return int(self.control().drain(machine, timeout, force))
-
     # ---- moving
 
     def remap(self, slice: Slice, devices: Sequence[Device | int]) -> None:
@@ -300,6 +255,10 @@ class Cluster(session.Session):
             ResourceExhaustedError, ComputationError: something found no room there; nothing has moved.
         """
         remap.remap(self, slice, devices)
+
+    def resize(self, slice: Slice, shape: Sequence[int]) -> None:
+        """See `Slice.resize`."""
+        remap.resize(self, slice, shape)
 
     def suspend(self, client: int | None = None, *, to: str = "memory") -> int:
         """Takes a client off the devices: its runs end, its buffers leave device memory, and its later work waits.

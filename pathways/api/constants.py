@@ -111,12 +111,16 @@ class Constants:
         kept[name] = array, weakref.ref(leaf, functools.partial(_forget, kept, name)) if is_identity else None
         return array
 
-    def _forget_lost(self, losses: int) -> None:
-        """Hosts were lost: values that were there may be lost, though their arrays were ready."""
-        self._losses = losses
+    def forget(self) -> None:
+        """The next calls send all values again."""
         for kept in self._kept:
             if kept is not None:
                 kept.clear()
+
+    def _forget_lost(self, losses: int) -> None:
+        """Hosts were lost: values that were there may be lost, though their arrays were ready."""
+        self._losses = losses
+        self.forget()
 
 
 def _forget(

@@ -18,7 +18,7 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.api.array import Array
-from pathways.api.compiled import Compiled
+from pathways.api.compiled import Compiled, current_shapes
 from pathways.api.program import Program
 from pathways.api.session import Session
 from pathways.api.signature import argument_of
@@ -72,6 +72,15 @@ class Operations:
                     self.shortcuts[key] = (compiled.modes, compiled.call, places)
         return result
 
+    def forget_outdated(self) -> None:
+        """Drops what was compiled for a slice that has another shape now."""
+        with self.lock:
+            for key in [key for key, (compiled, _) in list(self.known.items()) if compiled.is_outdated]:
+                self.known.pop(key, None)
+            for key in [key for key, compiled in list(self.callees.items()) if compiled.is_outdated]:
+                self.callees.pop(key, None)
+                self.shortcuts.pop(key, None)
+
 
 def operations(cluster: Session) -> Operations:
     """The operations of a cluster."""
@@ -94,6 +103,10 @@ def run(
         PlacementError: arrays of two clusters.
         ProgramError: it reads a variable, which only programs may.
     """
+    return current_shapes(lambda: _run_once(closed, name, args, like, home))
+
+
+def _run_once(closed: Any, name: str, args: Sequence[Any], like: Array | None, home: Slice | None) -> list[Array]:
     arrays = [arg for arg in args if type(arg) is Array]
     for array in arrays:
         if array.is_deleted():

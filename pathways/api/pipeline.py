@@ -6,6 +6,7 @@ after the other. `pathways/compiler/schedule` reads the scopes and puts the step
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -52,9 +53,20 @@ class _Model:
         self._stages = tuple(stages)
         self._loss = loss
         self._reduce = reduce
-        self._spec = spec
+        self._first_spec = spec
+        self._used = [*stages] if loss is None else [*stages, loss]
         self.name = spec.name
         self.depth = len(stages)
+
+    @property
+    def _spec(self) -> PipelineSpec:
+        """For the shapes that the slices have now."""
+        meshes = tuple(function.slice.mesh_spec for function in self._used)
+        return (
+            self._first_spec
+            if meshes == self._first_spec.meshes
+            else dataclasses.replace(self._first_spec, meshes=meshes)
+        )
 
     def run(self, params: Any, batch: Any, *targets: Any) -> Any:
         """The calls of all microbatches, and what the pipeline returns."""

@@ -35,16 +35,18 @@ class PlacedFunction(Program):
     ) -> None:
         """`static`, `donate`: the options of `jax.jit` that say which arguments are static, and which are donated."""
         self.slice = slice_
-        remember(slice_)
-        self._placed = placed(
-            fun,
-            slice_.mesh_spec,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-            name=name,
-            **static,
+        self._make = functools.partial(
+            placed, fun, in_shardings=in_shardings, out_shardings=out_shardings, name=name, **static
         )
+        with slice_.cluster.steady:  # the slice gets no other shape meanwhile
+            self.place()
+            slice_.functions.add(self)
         super().__init__(self._placed, name=self._placed.name, home=slice_, **static, **donate)
+
+    def place(self) -> None:
+        """Puts the function onto the slice's mesh of now. `Session.steady` is held."""
+        remember(self.slice)
+        self._fun = self._placed = self.__wrapped__ = self._make(mesh=self.slice.mesh_spec)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside a program's trace: one computation of it. Alone: one run of a program of one node."""

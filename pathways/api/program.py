@@ -20,7 +20,7 @@ from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api import variables
 from pathways.api.array import Array
-from pathways.api.compiled import Compiled, Lowering
+from pathways.api.compiled import Compiled, Lowering, current_shapes
 from pathways.api.lowered import Lowered, Tracing
 from pathways.api.lowering import lower
 from pathways.api.schedule_plot import HasPath, SchedulePlot, make
@@ -28,6 +28,7 @@ from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle
+from pathways.api.timed import TimedProgram
 from pathways.api.tracing import Interop, Trace, is_tracing, remember, tracing
 from pathways.compiler.lengths import Lengths
 from pathways.compiler.options import Options
@@ -149,6 +150,9 @@ class Program(Handle):
             if _jaxlib.is_staging():
                 return self._stage(args, kwargs)
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
+        return current_shapes(lambda: self._run_found(args, kwargs, deadline))
+
+    def _run_found(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None) -> Any:
         compiled, leaves = self._find(args, kwargs)
         checked = bool(_jaxlib.value_checks())  # the short ways look at no value, and know nothing of callbacks
         if checked:
@@ -317,17 +321,22 @@ class Program(Handle):
         )
         try:
             key = (split.tree, abstract, split.constants, trace_modes(), id(cluster))
-            known = self._compiled.get(key)
+            known = self._known(key)
         except TypeError as error:
             raise errors.ProgramError(f"a static argument of program {self._name!r} is not hashable: {error}") from None
         if known is None:
             with self._lock:
-                known = self._compiled.get(key)
+                known = self._known(key)
                 if known is None:
+                    self._compiled = {each: is_for for each, is_for in self._compiled.items() if not is_for.is_outdated}
                     known = self._lower(split).compile(split.tree)
                     known.asked = cluster
                     self._compiled[key] = known
         return known, split.leaves
+
+    def _known(self, key: Hashable) -> Compiled | None:
+        known = self._compiled.get(key)
+        return None if known is None or known.is_outdated else known
 
     def _cluster(self, leaves: Sequence[Any]) -> Session | None:
         """Whose this call is by its arguments; None: that of the slices that it turns out to use."""
@@ -407,56 +416,6 @@ class Program(Handle):
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
-
-
-class TimedProgram(Handle):
-    """A program whose runs have a deadline. Made by `Program.with_timeout`."""
-
-    def __init__(self, program: Program, seconds: float) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise errors.ProgramError(f"with_timeout expects a number of seconds above 0, got {seconds!r}")
-        functools.update_wrapper(self, program, updated=())
-        self._program = program
-        self._seconds = seconds
-        self._deadline = _core.Deadline(
-            seconds,
-            f"DeadlineExceededError: program {program._name!r} was not over {seconds:g} s after its call, its deadline",
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Submits one run, which has `seconds` from now."""
-        return self._program._submit(args, kwargs, self._deadline)
-
-    def with_timeout(self, seconds: float) -> TimedProgram:
-        """The same program with another deadline."""
-        return TimedProgram(self._program, seconds)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As `Program.__get__`."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Tracing:
-        """As `Program.trace`; what it compiles has no deadline."""
-        return self._program.trace(*args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """As `Program.lower`; what it compiles has no deadline."""
-        return self._program.lower(*args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Program.eval_shape`."""
-        return self._program.eval_shape(*args, **kwargs)
-
-    def schedule_plot(self, *args: Any, **kwargs: Any) -> SchedulePlot:
-        """As `Program.schedule_plot`."""
-        return self._program.schedule_plot(*args, **kwargs)
-
-    def clear_cache(self) -> None:
-        """As `Program.clear_cache`."""
-        self._program.clear_cache()
-
-    def __repr__(self) -> str:
-        return f"<{self._program!r} with a timeout of {self._seconds:g} s>"
 
 
 def program(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from pathways import _core
+from pathways import _core, errors
 from pathways.api.array import Array
 from pathways.api.effects import Effects
 from pathways.api.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
@@ -19,6 +20,7 @@ from pathways.api.tracing import remember
 from pathways.api.variable_list import VariableList
 from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.plan.resharding import Placement
 from pathways.plan.topology import SliceBinding
 from pathways.protocol import payloads
 
@@ -42,6 +44,7 @@ class Session:
         self._control = control
         self._layouts: dict[Any, _core.Layout] = {}
         self._placements: dict[_core.Layout, KnownPlacement] = {}
+        self._placement_numbers = itertools.count(1)
         self._lock = threading.RLock()
         topology = control.topology
         each = topology.devices_per_host
@@ -127,31 +130,16 @@ class Session:
 
         `dtype` and `shape` are the logical ones where they differ (PRNG keys).
         """
-        sizes = dict(slice.mesh_spec.axes)
-        spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
-        if spec != kind.spec:  # an axis of one device cuts nothing: one name for one thing
-            kind = dataclasses.replace(kind, spec=spec)
         dtype = kind.dtype if dtype is None else dtype
         shape = kind.shape if shape is None else shape
-        key = (shape, dtype, kind.shape, kind.dtype, kind.spec, slice.mesh_spec.name, weak_type)
-        known = self._layouts.get(key)
+        known = self._layouts.get(layout_key(kind, slice.mesh_spec, dtype, shape, weak_type)[0])
         if known is None:
-            with self._lock:  # a slice that moves does so under it
-                binding = slice.binding
-                known = _core.Layout(
-                    shape,
-                    dtype,
-                    weak_type,
-                    slice,
-                    kind.spec,
-                    binding.group,
-                    binding.hosts,
-                    kind.nbytes,
-                    binding.space_set,
-                    kind.nbytes // math.prod(slice.placed(kind).parts()),
-                )
-                known.cache = kind
-                known = self._layouts.setdefault(key, known)
+            with self._lock:  # a slice that moves, or gets another shape, does so under it
+                key, kind = layout_key(kind, slice.mesh_spec, dtype, shape, weak_type)
+                known = self._layouts.get(key)
+                if known is None:
+                    known = make_layout(key, kind, slice, slice.mesh_spec, slice.binding)
+                    self._layouts[key] = known
         return known
 
     def move_layouts(self, slice: Slice, binding: SliceBinding) -> None:
@@ -162,6 +150,26 @@ class Session:
                 if layout.slice is slice:
                     layout.move(binding.group, binding.hosts, binding.space_set)
 
+    def reshape_layouts(
+        self, slice: Slice, binding: SliceBinding, mesh: MeshSpec, layouts: Mapping[Hashable, _core.Layout]
+    ) -> None:
+        """From now on a slice has another mesh, and its arrays have `layouts`; as `move_layouts`."""
+        with self._lock:
+            slice.lie(binding, mesh)
+            for key, layout in list(self._layouts.items()):
+                if layout.slice is slice:
+                    layout.move(binding.group, binding.hosts, binding.space_set)  # where what was released lies now
+                    layout.retire()
+                    del self._layouts[key]
+                    self._placements.pop(layout, None)
+            self._layouts.update(layouts)
+
+    def forget_outdated(self) -> None:
+        """Drops what was compiled for a slice that has another shape now."""
+        self.moves = {key: known for key, known in self.moves.items() if not known.is_outdated}
+        if self.operations is not None:
+            self.operations.forget_outdated()
+
     def placement(self, layout: _core.Layout) -> KnownPlacement:
         """The placement of a layout, which its hosts know by number. The first call sends them the placement."""
         known = self._placements.get(layout)
@@ -169,7 +177,7 @@ class Session:
             with self._lock:
                 known = self._placements.get(layout)
                 if known is None or known.binding is not layout.slice.binding:
-                    number = len(self._placements) + 1 if known is None else known.number
+                    number = next(self._placement_numbers) if known is None else known.number
                     placed = layout.slice.placed(layout.cache)
                     self.native.command(payloads.BACKEND, layout.group, number, 0, payloads.define(number, placed))
                     known = KnownPlacement(number, layout.slice.binding, placed.packing)
@@ -188,6 +196,43 @@ class Session:
             numbers.append(number)
         if numbers:
             self.control().forget_programs(numbers)
+
+
+def layout_key(
+    kind: ArrayType, mesh: MeshSpec, dtype: Any, shape: tuple[int, ...], weak_type: bool
+) -> tuple[Hashable, ArrayType]:
+    """What tells a layout from all others, and its physical type: an axis of one device cuts nothing."""
+    sizes = dict(mesh.axes)
+    spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
+    if spec != kind.spec:  # one name for one thing
+        kind = dataclasses.replace(kind, spec=spec)
+    return (shape, dtype, kind.shape, kind.dtype, kind.spec, mesh.name, weak_type), kind
+
+
+def make_layout(key: Any, kind: ArrayType, slice: Slice, mesh: MeshSpec, binding: SliceBinding) -> _core.Layout:
+    """The layout of this key, with its slice bound so.
+
+    Raises:
+        SliceResizedError: the slice has got another shape since `kind` was made for it, and that cannot be cut so.
+    """
+    shape, dtype, *_, weak_type = key
+    parts = Placement(kind, mesh, binding.devices).parts()
+    if any(extent % count for extent, count in zip(kind.shape, parts, strict=True)):
+        raise errors.SliceResizedError(f"{slice!r} has got its shape meanwhile; try again")
+    layout = _core.Layout(
+        shape,
+        dtype,
+        weak_type,
+        slice,
+        kind.spec,
+        binding.group,
+        binding.hosts,
+        kind.nbytes,
+        binding.space_set,
+        kind.nbytes // math.prod(parts),
+    )
+    layout.cache = kind
+    return layout
 
 
 def current() -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -90,13 +91,50 @@ class SliceSharding(NamedSharding):
 class Slice:
     """A named mesh of virtual devices. Made by `VirtualDeviceSet.add_slice`; compared by identity."""
 
+    binding: SliceBinding
+    mesh_spec: MeshSpec
+    mesh: AbstractMesh
+
     def __init__(self, cluster: Any, binding: SliceBinding) -> None:
         self.cluster = cluster  # a `Cluster`
-        self.binding = binding
+        self._name = f"s{next(_numbers)}"
+        self._shapes = 0  # that it has been given after its first one
         axes = tuple(zip(binding.axis_names, binding.shape, strict=True))
-        self.mesh_spec = MeshSpec(f"s{next(_numbers)}", axes)
-        self.mesh: AbstractMesh = specs.abstract_mesh(self.mesh_spec)
+        self.lie(binding, MeshSpec(self._name, axes))
+        #: What is made anew when the slice gets another shape; guarded by `Session.steady`.
+        self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         cluster.slices.add(self)
+
+    def lie(self, binding: SliceBinding, mesh: MeshSpec) -> None:
+        """Where it lies from now on, and over which mesh. For `pathways.api.reshape`."""
+        self.binding = binding
+        self.mesh_spec = mesh
+        self.mesh = specs.abstract_mesh(mesh)
+
+    def next_mesh(self, shape: Sequence[int]) -> MeshSpec:
+        """The mesh of another shape: a new name, because a name stands for one shape."""
+        self._shapes += 1
+        return MeshSpec(f"{self._name}_{self._shapes}", tuple(zip(self.axis_names, shape, strict=True)))
+
+    def resize(self, shape: Sequence[int]) -> None:
+        """Grows or shrinks the slice, with every array on it. Between runs: returns when everything is there.
+
+        Arrays stay valid, and keep their values bit by bit and their `PartitionSpec`s. They go from host to host, never
+        through this process, and lie twice on the devices meanwhile. An axis of one device cuts nothing: what is
+        resized to it is replicated, also after the next `resize`, until a program or a put cuts it again. Functions and
+        programs placed here are compiled again at their next call. What was taken from the slice before (`mesh`,
+        `Lowered` and `Compiled` programs) is for the old shape. Calls of other threads wait meanwhile.
+
+        Args:
+            shape: one size for each axis. The slice stays on its island, if that has so many devices.
+
+        Raises:
+            SliceError: another number of axes, or no island has so many devices.
+            ShardingError: an array on the slice cannot be cut so; names it and the dimension.
+            ResourceExhaustedError, ComputationError: something found no room there.
+            With each of these the slice and its arrays are as before.
+        """
+        self.cluster.resize(self, shape)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -43,6 +43,15 @@ class VariableList:
                 threading.Thread(target=self._work, name="pw-variables", daemon=True).start()
         self._notes.put(True)
 
+    def changed(self) -> None:
+        """What is to be told of the variables is another now."""
+        self._notes.put(True)
+
+    def living(self) -> list[Any]:
+        """The variables that there are."""
+        with self._lock:
+            return list(self._living)
+
     def tell(self) -> None:
         """Sends the list."""
         found = self.now()
@@ -50,9 +59,7 @@ class VariableList:
 
     def now(self) -> list[wire.Variable]:
         """The living variables, the biggest first."""
-        with self._lock:
-            living = list(self._living)
-        return sorted(map(_described, living), key=lambda each: (-each.device_bytes, each.name))
+        return sorted(map(_described, self.living()), key=lambda each: (-each.device_bytes, each.name))
 
     def stop(self) -> None:
         """Ends the thread."""

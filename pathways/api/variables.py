@@ -207,6 +207,17 @@ class Variable:
             array = copy(array)
         return array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
 
+    def lie_again(self) -> None:
+        """Its slice has got another shape: what has a layout of the old one gets that of now (MOVE-1)."""
+        for array in (self._array, *self._stand_ins):
+            old = array.layout
+            if old.is_retired:
+                array._lie_as(
+                    self.slice.cluster.layout(
+                        old.cache, self.slice, dtype=old.dtype, shape=old.shape, weak_type=old.weak_type
+                    )
+                )
+
     def _array_now(self) -> Array:
         """Its array, which no run takes over from now on. It takes no lock, so that callbacks of runs may read."""
         while True:

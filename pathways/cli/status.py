@@ -93,7 +93,8 @@ def _show(stats: dict[str, Any]) -> None:
             " ".join(str(load[device]) for device in devices),
             bytes_text(host["resident_bytes"]),
             bytes_text(host.get("arena_bytes", 0)),
-            f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}",
+            f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}"
+            f"{', drained' if host['is_drained'] else ''}",
         )
     console.print(hosts)
     _show_machines(console, stats)

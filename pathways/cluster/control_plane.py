@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from pathways import errors
 from pathways._jaxlib import Callback
+from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.slice_moves import Move
 from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.composite import Composite
@@ -34,10 +36,17 @@ class ControlPlane(Protocol):
     def release_slice(self, slice_id: int) -> None:
         """Ends a slice."""
 
-    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
-        """Binds a slice to other devices. Raises `SliceError` when the slice cannot lie on them. The client itself must
-        move the slice's arrays.
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...], shape: tuple[int, ...] = ()) -> SliceBinding:
+        """Binds a slice to other devices (none: the controller chooses), or gives it another shape (none: it stays).
+        Raises `SliceError` when that cannot be. The client itself must move the slice's arrays, and then call
+        `end_remap`.
         """
+
+    def end_remap(self, slice_id: int, undone: bool) -> None:
+        """All arrays of a slice lie where it is bound to; undone: none has left, and it is bound as it was before."""
+
+    def serve_moves(self, move: Move) -> None:
+        """Moves slices from now on as the controller asks."""
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """The number of the group of exactly these hosts."""
@@ -77,10 +86,13 @@ class ControlPlane(Protocol):
         the limit away. Returns all limits of the client. Raises `OptionError` and `PermissionDeniedError`.
         """
 
-    def drain(self, machine: str, timeout_s: float, force: bool) -> int:
-        """Lets a machine go; returns the island that it was. Raises `ConnectError` when no such machine has joined,
-        `SliceError` when slices still lie there after the time, and `PermissionDeniedError`.
+    def drain(self, target: DrainTarget, timeout_s: float, force: bool) -> int:
+        """Drains hosts; returns their island. Raises `ConnectError` when there is no such target, `SliceError` when
+        slices still lie there after the time, and `PermissionDeniedError`.
         """
+
+    def undrain(self, target: DrainTarget) -> int:
+        """Lets slices lie on drained hosts again; returns their island. Raises as `drain`."""
 
     def cluster_stats(self) -> dict[str, Any]:
         """Statistics of the cluster."""

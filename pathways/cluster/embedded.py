@@ -18,6 +18,8 @@ import jax
 
 from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
+from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.slice_moves import Move
 from pathways.cluster.tracing import EmbeddedRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.controller import client_limits
@@ -131,10 +133,18 @@ class EmbeddedControl:
         with self._lock:
             self._resources.release(slice_id)
 
-    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...], shape: tuple[int, ...] = ()) -> SliceBinding:
         """See `ControlPlane`."""
         with self._lock:
-            return self._numbers.bind(self._resources.remap(slice_id, devices))
+            return self._numbers.bind(self._resources.remap(slice_id, devices, shape))
+
+    def end_remap(self, slice_id: int, undone: bool) -> None:
+        """See `ControlPlane`."""
+        with self._lock:
+            (self._resources.undo if undone else self._resources.settle)(slice_id)
+
+    def serve_moves(self, move: Move) -> None:
+        """See `ControlPlane`. Nobody can ask: there is no other host."""
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""
@@ -243,9 +253,13 @@ class EmbeddedControl:
     def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:
         self._moved[request] = error or "", nbytes
 
-    def drain(self, machine: str, timeout_s: float, force: bool) -> int:
+    def drain(self, target: DrainTarget, timeout_s: float, force: bool) -> int:
         """See `ControlPlane`."""
-        raise errors.ConnectError(f"no machine {machine!r} has joined: this cluster is this process itself")
+        raise errors.ConnectError(f"{target} cannot be drained: this cluster is this process itself")
+
+    def undrain(self, target: DrainTarget) -> int:
+        """See `ControlPlane`."""
+        raise errors.ConnectError(f"{target} is not drained: this cluster is this process itself")
 
     def cluster_stats(self) -> dict[str, Any]:
         """See `ControlPlane`."""

@@ -16,6 +16,7 @@ from google.protobuf.empty_pb2 import Empty
 from pathways import errors
 from pathways.agent.controller_session import ControllerSession, WayIn, is_far
 from pathways.cluster.address import Address, first_message, open_connection
+from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.tracing import RemoteRecording
 from pathways.process.client_terms import ClientTerms
 from pathways.protocol import control_pb2 as pb
@@ -57,10 +58,14 @@ def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, An
     return limits_of(_operate(address, "Limit", limit_request(client, changes)))
 
 
-def drain(address: str, machine: str, timeout_s: float, force: bool) -> int:
-    """Lets a machine go; see `pathways.controller.draining`. Returns the number of the island that it was."""
-    request = pb.DrainRequest(machine=machine, timeout_s=timeout_s, force=force)
-    return int(_operate(address, "Drain", request).island)
+def drain(address: str, target: DrainTarget, timeout_s: float, force: bool) -> int:
+    """Drains hosts; see `pathways.controller.draining`. Returns the number of their island."""
+    return int(_operate(address, "Drain", target.request(timeout_s, force)).island)
+
+
+def undrain(address: str, target: DrainTarget) -> int:
+    """Lets slices lie on drained hosts again. Returns the number of their island."""
+    return int(_operate(address, "Undrain", target.request()).island)
 
 
 def logs(

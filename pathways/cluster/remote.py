@@ -32,7 +32,9 @@ from pathways import errors
 from pathways._jaxlib import Callback
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.callbacks import Answers
+from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.operator import client_request, limit_request, limits_of
+from pathways.cluster.slice_moves import Move, SliceMover
 from pathways.cluster.tracing import RemoteRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.composite import Composite
@@ -121,6 +123,7 @@ class RemoteControl:
         self._connection = connection
         self._token = ""  # the secret by which the controller knows this connection
         self._answers: Answers | None = None
+        self._mover: SliceMover | None = None
         self._failure: errors.PathwaysError | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -196,13 +199,17 @@ class RemoteControl:
         """See `ControlPlane`."""
         self._call(self._stub.ReleaseSlice, pb.ReleaseSliceRequest(slice_id=slice_id))
 
-    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...], shape: tuple[int, ...] = ()) -> SliceBinding:
         """See `ControlPlane`."""
         try:
-            request = pb.RemapSliceRequest(slice_id=slice_id, devices=devices)
-        except ValueError as error:  # beyond 32 bits
-            raise errors.SliceError(f"no such devices in the cluster: {list(devices)}") from error
+            request = pb.RemapSliceRequest(slice_id=slice_id, devices=devices, shape=shape)
+        except ValueError as error:  # beyond 32 bits, or 64
+            raise errors.SliceError(f"no such devices in the cluster: {list(devices or shape)}") from error
         return load(self._call(self._stub.RemapSlice, request), SliceBinding)
+
+    def end_remap(self, slice_id: int, undone: bool) -> None:
+        """See `ControlPlane`."""
+        self._call(self._stub.EndRemap, pb.EndRemapRequest(slice_id=slice_id, is_undone=undone))
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""
@@ -273,6 +280,14 @@ class RemoteControl:
                 self._answers = Answers(open_stream, callbacks)
         assert self._answers is not None or self._closed
 
+    def serve_moves(self, move: Move) -> None:
+        """See `ControlPlane`."""
+        open_stream = functools.partial(self._stub.Moves, metadata=wire.bearer(self._token))
+        try:
+            self._mover = SliceMover(open_stream, move)
+        except grpc.RpcError as error:
+            raise self._translated(error) from None
+
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
         return int(self._call(self._stub.Suspend, client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
@@ -285,10 +300,13 @@ class RemoteControl:
         """See `ControlPlane`."""
         return limits_of(self._call(self._stub.Limit, limit_request(client, changes)))
 
-    def drain(self, machine: str, timeout_s: float, force: bool) -> int:
+    def drain(self, target: DrainTarget, timeout_s: float, force: bool) -> int:
         """See `ControlPlane`."""
-        request = pb.DrainRequest(machine=machine, timeout_s=timeout_s, force=force)
-        return int(self._call(self._stub.Drain, request).island)
+        return int(self._call(self._stub.Drain, target.request(timeout_s, force)).island)
+
+    def undrain(self, target: DrainTarget) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Undrain, target.request()).island)
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
@@ -362,6 +380,8 @@ class RemoteControl:
                 self._failure = errors.ClusterClosedError("this connection to the cluster was closed; connect again")
         if self._answers is not None:
             self._answers.stop()
+        if self._mover is not None:
+            self._mover.stop()
         self._channel.close()
         self._connection.close()
         if self.controller_pidfd >= 0:

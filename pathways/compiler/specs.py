@@ -43,7 +43,8 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
                 f"{what}: the sharding is over a mesh with axes of types {spec.mesh.axis_types}, but those of a slice "
                 "are AxisType.Auto. Give the PartitionSpec alone, or slice.sharding(spec)"
             )
-        if dict(spec.mesh.shape) != dict(mesh.axes):
+        is_own = slice_mesh(spec) == mesh  # perhaps taken from the slice when it had another shape
+        if not is_own and dict(spec.mesh.shape) != dict(mesh.axes):
             raise errors.ShardingError(
                 f"{what}: the sharding is over a mesh of axes {dict(spec.mesh.shape)}, but the "
                 f"slice {mesh.name!r} has {dict(mesh.axes)}"

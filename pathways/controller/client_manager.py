@@ -22,6 +22,7 @@ from pathways.controller.draining import Draining
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.program_manager import ProgramManager
 from pathways.controller.records import ClientRecord, Connection, HostRecord, NearConnection
+from pathways.controller.slice_moves import SliceMoves
 from pathways.controller.suspend import Suspension
 from pathways.controller.tracing import Tracing
 from pathways.process import fd_passing
@@ -46,7 +47,8 @@ class ClientManager:
         self.callbacks = CallbackRouter(cluster, self.clients)
         self.suspension = Suspension(cluster, self.clients)
         self.tracing = Tracing(cluster, self.clients)
-        self.draining = Draining(cluster, self.clients)
+        self.slice_moves = SliceMoves(cluster)
+        self.draining = Draining(cluster, self.clients, self._requests, self.slice_moves)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class ClientManager:
         self.programs.client_gone(number)
         self.suspension.client_gone(number)
         self.callbacks.stop_answering(client)
+        self.slice_moves.close(client)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)  # it notifies the hosts, behind the client's runs
         # Unmap and close the segments now. Client and connection refer to each other, so without this the memory would

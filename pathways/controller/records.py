@@ -137,6 +137,8 @@ class ClientRecord:
     variables: pb.VariablesRequest = dataclasses.field(default_factory=pb.VariablesRequest)  # as it has named them
     #: Calls from hosts to the client's functions, while its stream of callbacks is open. An item None ends the stream.
     questions: asyncio.Queue[pb.CallbackPart | None] | None = None
+    #: Requests to move slices, while the client's stream of them is open. An item None ends the stream.
+    moves: asyncio.Queue[pb.MoveRequest | None] | None = None
     #: Held while the client is being suspended or resumed.
     moving: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 

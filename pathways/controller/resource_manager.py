@@ -10,6 +10,11 @@ The manager chooses in this order; each rule only breaks the ties of the rule be
     3. form:      a rectangle before a run; then one whose columns divide the slice's last axis or are divided by it, so
                   that the edge of a host does not break that axis; then the fewest hosts;
     4. corner:    aligned to the rectangle's own size, then the first.
+A slice that gets another shape stays on its island, if that has enough devices. Devices of drained hosts are never
+chosen, and refused where a client names them.
+
+A client moves a slice's arrays after the manager has bound it to other devices. Until the client has said that all of
+them are there (`settle`), the arrays lie on the old devices too, and the client may still take the move back (`undo`).
 
 Invariants, checked by `validate()`:
     RM-1 (load)   the load of a device is the number of live slices bound to it.
@@ -21,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -28,6 +34,9 @@ from pathways.errors import SliceError
 from pathways.plan.topology import SliceBinding, Topology
 
 _WAIT = "`cluster.wait_for(devices=N)` waits until N devices are there"
+_UNDRAIN = "`pathways undrain` lets slices lie there again"
+#: What a device of a drained host counts, so that a slice is never put there.
+_CLOSED = 1 << 40
 
 _Load = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -47,12 +56,34 @@ class ResourceManager:
         self._groups: dict[tuple[int, ...], int] = {tuple(range(topology.hosts)): 0}
         self._next_slice = 0
         self._missing: dict[int, str] = {}  # islands that take no new slices, and why
+        self._drained: set[int] = set()  # hosts that take no slices
+        self._origins: dict[int, SliceBinding] = {}  # of slices whose arrays may still lie there
+
+    # -- what may be used --------------------------------------------------------------------------------------------
 
     def set_missing(self, island: int, why: str | None) -> None:
         """An island takes no new slices, for this reason; None: it takes them."""
         self._missing.pop(island, None)
         if why is not None:
             self._missing[island] = why
+
+    def set_drained(self, hosts: Iterable[int], drained: bool) -> None:
+        """Hosts take no slices from now on, or take them again."""
+        self._drained = self._drained | set(hosts) if drained else self._drained - set(hosts)
+
+    @property
+    def drained(self) -> frozenset[int]:
+        """The hosts that take no slices."""
+        return frozenset(self._drained)
+
+    def slices_on(self, hosts: Iterable[int]) -> tuple[int, ...]:
+        """The slices that have, or may still have, arrays on one of these hosts."""
+        here = set(hosts)
+        found = {number for number, binding in self._slices.items() if here & set(binding.hosts)}
+        found |= {number for number, origin in self._origins.items() if here & set(origin.hosts)}
+        return tuple(sorted(found))
+
+    # -- slices ------------------------------------------------------------------------------------------------------
 
     @property
     def topology(self) -> Topology:
@@ -78,9 +109,7 @@ class ResourceManager:
             SliceError: the request is invalid or fits on no island; the message names the request and the inventory.
         """
         sizes, names = self._checked(shape, axis_names)
-        count = math.prod(sizes)
-        index = self._choose_island(count, sizes, island)
-        devices = self._choose_place(index, sizes, count)
+        index, devices = self._choose(sizes, island)
         binding = self._bind(self._next_slice, sizes, names, index, devices)
         self._next_slice += 1
         return binding
@@ -89,26 +118,79 @@ class ResourceManager:
         """Ends a slice, and removes its load at once."""
         self._add_load(self._get(slice_id).devices, -1)
         del self._slices[slice_id]
+        self._origins.pop(slice_id, None)
 
-    def remap(self, slice_id: int, devices: Sequence[int]) -> SliceBinding:
-        """Moves a live slice onto other devices, one per virtual device; its id, shape and names stay.
+    def remap(self, slice_id: int, devices: Sequence[int] = (), shape: Sequence[int] = ()) -> SliceBinding:
+        """Binds a live slice to other devices, or gives it another shape; its id and names stay. `settle` or `undo`
+        follows.
+
+        Args:
+            slice_id: the slice.
+            devices: one per virtual device; the manager chooses them when there are none.
+            shape: as many sizes as the slice has axes; the shape stays when there are none.
 
         Raises:
-            SliceError: wrong number of devices, a repeated or unknown one, or devices of different islands.
+            SliceError: wrong number of devices, a repeated, unknown or drained one, devices of different islands; or no
+                island has room for the shape.
         """
         old = self._get(slice_id)
-        new = tuple(int(device) for device in devices)
-        if len(new) != len(old.devices) or len(set(new)) != len(new):
-            raise SliceError(
-                f"slice {slice_id} of shape {old.shape} needs {len(old.devices)} distinct devices, got {list(new)}"
+        sizes = self._checked(shape, old.axis_names)[0] if shape else old.shape
+        if devices:
+            island, new = self._named(slice_id, sizes, devices)
+        else:
+            places = self.places(slice_id, sizes)
+            island, new = places[0] if places else self._choose(sizes, None)
+        self._origins.setdefault(slice_id, old)
+        self._add_load(old.devices, -1)
+        return self._bind(slice_id, sizes, old.axis_names, island, new)
+
+    def settle(self, slice_id: int) -> None:
+        """All arrays of a slice lie where it is bound to."""
+        self._get(slice_id)
+        self._origins.pop(slice_id, None)
+
+    def undo(self, slice_id: int) -> None:
+        """A slice lies where it did before `remap`, also on drained hosts: its arrays have not left."""
+        old, origin = self._get(slice_id), self._origins.pop(slice_id, None)
+        if origin is not None:
+            self._add_load(old.devices, -1)
+            self._slices[slice_id] = origin
+            self._add_load(origin.devices, 1)
+
+    def places(
+        self, slice_id: int, shape: Sequence[int] = (), without: Iterable[int] = ()
+    ) -> list[tuple[int, tuple[int, ...]]]:
+        """Where a slice could lie, in this shape or its own: the best devices of each island that has enough, not
+        counting the hosts in `without`. Its own island comes first, then the less loaded ones.
+        """
+        old = self._get(slice_id)
+        sizes = tuple(shape) or old.shape
+        self._add_load(old.devices, -1)  # a slice is not in its own way
+        try:
+            islands = sorted(
+                set(range(len(self._load))) - set(self._missing),
+                key=lambda index: (index != old.island, self._load_per_device(index), index),
             )
+            count, closed = math.prod(sizes), frozenset(without)
+            found = [(island, self._choose_place(island, sizes, count, closed)) for island in islands]
+        finally:
+            self._add_load(old.devices, 1)
+        return [(island, devices) for island, devices in found if devices is not None]
+
+    def _named(self, slice_id: int, sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """The island and the devices that a client has named for a slice."""
+        count = math.prod(sizes)
+        new = tuple(int(device) for device in devices)
+        if len(new) != count or len(set(new)) != len(new):
+            raise SliceError(f"slice {slice_id} of shape {sizes} needs {count} distinct devices, got {list(new)}")
         if bad := [device for device in new if not 0 <= device < self._topology.devices]:
             raise SliceError(f"no device {bad[0]}: the cluster has devices 0..{self._topology.devices - 1}")
         homes = {self._topology.island_of(device // self._topology.devices_per_host) for device in new}
         if len(homes) != 1:
             raise SliceError(f"a slice lies on one island, but devices {list(new)} lie on islands {sorted(homes)}")
-        self._add_load(old.devices, -1)
-        return self._bind(slice_id, old.shape, old.axis_names, homes.pop(), new)
+        if closed := self._drained & set(self._topology.hosts_of(new)):
+            raise SliceError(f"devices {list(new)} lie on drained hosts {sorted(closed)}; {_UNDRAIN}")
+        return homes.pop(), new
 
     def binding(self, slice_id: int) -> SliceBinding:
         """The current binding of a slice."""
@@ -146,6 +228,7 @@ class ResourceManager:
                 expected[device] += 1
         assert tuple(expected) == self.device_load(), "RM-1"
         assert sorted(self._groups.values()) == list(range(len(self._groups))), "RM-3"
+        assert set(self._origins) <= set(self._slices)
 
     # -- choosing ------------------------------------------------------------------------------------------------
 
@@ -168,7 +251,9 @@ class ResourceManager:
             raise SliceError(f"the axis names of a slice differ from each other, got {names}")
         return sizes, names
 
-    def _choose_island(self, count: int, sizes: tuple[int, ...], island: int | None) -> int:
+    def _choose(self, sizes: tuple[int, ...], island: int | None) -> tuple[int, tuple[int, ...]]:
+        """An island, and devices there."""
+        count = math.prod(sizes)
         asked = (
             f"a slice of shape {sizes} ({count} devices) was asked for"
             if len(sizes) > 1
@@ -183,7 +268,7 @@ class ResourceManager:
                 )
             if island in self._missing:
                 raise SliceError(f"{asked} on island {island}, which {self._missing[island]}; {_WAIT}")
-            return island
+            return island, self._choose_place(island, sizes, count) or self._refuse(asked, [island])
         fitting = [index for index, grid in enumerate(self._load) if grid.size >= count]
         if not fitting:
             raise SliceError(
@@ -193,10 +278,30 @@ class ResourceManager:
         there = [index for index in fitting if index not in self._missing]
         if not there:
             raise SliceError(f"{asked}, but island {fitting[0]} {self._missing[fitting[0]]}; {_WAIT}")
-        return min(there, key=lambda index: (self._load[index].sum() / self._load[index].size, index))
+        for index in sorted(there, key=lambda index: (self._load_per_device(index), index)):
+            if (devices := self._choose_place(index, sizes, count)) is not None:
+                return index, devices
+        self._refuse(asked, there)
 
-    def _choose_place(self, island: int, sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-        load = self._load[island]
+    def _refuse(self, asked: str, islands: Sequence[int]) -> NoReturn:
+        closed = sorted(host for host in self._drained if self._row[host][0] in islands)
+        raise SliceError(f"{asked}, but hosts {closed} are drained, and without them there is no room; {_UNDRAIN}")
+
+    def _load_per_device(self, island: int) -> float:
+        """Of the devices that may be used."""
+        rows = [row for row, host in enumerate(self._topology.islands[island]) if host not in self._drained]
+        return float(self._load[island][rows].mean()) if rows else math.inf
+
+    def _choose_place(
+        self, island: int, sizes: tuple[int, ...], count: int, without: frozenset[int] = frozenset()
+    ) -> tuple[int, ...] | None:
+        """Devices of an island; None: it has not so many, or not without drained hosts and those in `without`."""
+        if count > self._load[island].size:
+            return None
+        load = self._load[island].copy()
+        for row, host in enumerate(self._topology.islands[island]):
+            if host in self._drained or host in without:
+                load[row] += _CLOSED
         hosts, width = load.shape
         # sums[i, j] is the load of the rectangle above and left of (i, j). The load of any rectangle is then a sum of
         # four of these.
@@ -222,6 +327,8 @@ class ResourceManager:
         start = int(np.argmin(runs))
         if best is None or (int(runs[start]), 1) < best[0][:2]:
             best = (int(runs[start]), 1), list(range(start, start + count))
+        if best[0][0] >= _CLOSED:
+            return None
         numbers = self._topology.island_devices(island)
         return tuple(numbers[cell] for cell in best[1])
 

@@ -143,8 +143,32 @@ class ControllerService(rpc.ControllerServicer):
     @_refusing
     async def RemapSlice(self, request: pb.RemapSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
         self._owner(context, request.slice_id)
-        binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices))
+        binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices), tuple(request.shape))
         return dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
+
+    @_refusing
+    async def EndRemap(self, request: pb.EndRemapRequest, context: Any) -> Empty:  # noqa: D102
+        self._owner(context, request.slice_id)
+        resources = self._cluster.resources
+        (resources.undo if request.is_undone else resources.settle)(request.slice_id)
+        return Empty()
+
+    async def Moves(  # noqa: D102
+        self, answers: AsyncIterator[pb.MoveAnswer], context: Any
+    ) -> AsyncIterator[pb.MoveRequest]:
+        try:
+            client = self._caller(context)
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+        moves = self._client_manager.slice_moves
+        requests = moves.open(client)
+
+        def over() -> None:
+            if client.moves is requests:
+                moves.close(client)
+
+        async for request in _exchange(answers, functools.partial(moves.answer, client), over, requests):
+            yield request
 
     @_refusing
     async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
@@ -249,6 +273,7 @@ class ControllerService(rpc.ControllerServicer):
                 driver_json=driver,
                 restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart
                 state=host.state,
+                is_drained=host.number in self._cluster.resources.drained,
             )
         return reply
 
@@ -276,9 +301,13 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: D102
-        self._client_manager.check_operator(wire.token_of(context), f"drain machine {request.machine!r}")
-        island = await self._client_manager.draining.drain(request.machine, request.timeout_s, request.force)
-        return pb.DrainReply(island=island)
+        self._client_manager.check_operator(wire.token_of(context), "drain hosts")
+        return pb.DrainReply(island=await self._client_manager.draining.drain(request))
+
+    @_refusing
+    async def Undrain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: D102
+        self._client_manager.check_operator(wire.token_of(context), "let slices lie on drained hosts again")
+        return pb.DrainReply(island=self._client_manager.draining.undrain(request))
 
     async def Logs(self, request: pb.LogsRequest, context: Any) -> AsyncIterator[pb.LogPart]:  # noqa: D102
         try:

@@ -133,7 +133,7 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
                 **json.loads(host.driver_json or "{}"),
                 **{
                     name: getattr(host, name)
-                    for name in ("host", "island", "pid", "restarts", "state", "resident_bytes")
+                    for name in ("host", "island", "pid", "restarts", "state", "is_drained", "resident_bytes")
                 },
                 "machine": topology.machine_of(host.host),
                 "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),

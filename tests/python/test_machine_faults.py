@@ -17,9 +17,11 @@ import numpy as np
 import psutil
 import pytest
 from control_clusters import eventually
+from jax.sharding import PartitionSpec as P
 from machines import MachineCluster
 
 import pathways as pw
+from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.operator import drain
 
 pytestmark = pytest.mark.slow
@@ -189,24 +191,33 @@ def test_the_controller_is_killed_and_nothing_is_left() -> None:
 
 
 def test_drain(machines: MachineCluster) -> None:
-    """A machine leaves when no slice lies on it, and not before; what is moved away in time keeps its values."""
+    """A machine leaves when its slices have moved, and not before; the last one has nowhere to go. Another machine
+    takes its place, and gets slices.
+    """
     with machines.connect() as cluster:
         name = machines_of_island(cluster, machines)[1]
-        slice_there = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=1)
-        kept = pw.device_put(X, slice_there)
-        with pytest.raises(pw.errors.SliceError, match="1 slice of client 2"):
-            drain(machines.handle.address, name, 0.2, force=False)
-        with pytest.raises(pw.errors.SliceError, match="remap"):
-            cluster.drain(name, timeout=0.1)
+        there = pw.make_virtual_device_set(cluster).add_slice(devices=2, island=1)
+        kept = pw.device_put(X, there, P("x"))
+        call = pw.jit(lambda x: x * 2 + 1, devices=there)
+        assert works(call)
         with pytest.raises(pw.errors.ConnectError, match="there are: m0, m1"):
-            drain(machines.handle.address, "nobody", 0.2, force=False)
-        assert works(pw.jit(lambda x: x * 2 + 1, devices=slice_there)), "nothing has changed"
-        cluster.remap(slice_there, [0, 1])
-        assert drain(machines.handle.address, name, 5.0, force=False) == 1
+            drain(machines.handle.address, DrainTarget.of("nobody"), 0.2, force=False)
+        assert drain(machines.handle.address, DrainTarget.of(name), 30.0, force=False) == 1
+        assert states(cluster) == ["up", "lost"], "the machine has left"
         with pytest.raises(pw.errors.ClusterClosedError, match="let this machine go"):
             machines.agents[name].wait()
-        eventually(lambda: states(cluster) == ["up", "lost"], "the machine has left", 20)
+        assert there.island == 0
         np.testing.assert_array_equal(np.asarray(kept), X)
+        assert works(call)
+        other = next(agent for agent in machines.agents if agent != name)
+        with pytest.raises(pw.errors.SliceError, match=f"machine {other} has still 1 slice: .*no other host"):
+            cluster.drain(other, timeout=0.2)
+        assert states(cluster) == ["up", "lost"]
+        assert works(call), "nothing has changed"
+        machines.start_agent("next")
+        cluster.wait_for(4, timeout=60)
+        assert works(placed(cluster, 1))
+        assert not any(host["is_drained"] for host in cluster.stats()["hosts"])
 
 
 def test_machines_that_do_not_fit(machines: MachineCluster) -> None:

@@ -190,3 +190,68 @@ def test_a_big_island_is_placed_quickly_and_right() -> None:
     assert resources.allocate((1024, 4)).hosts == tuple(range(1024))
     assert resources.allocate((1024, 4)).hosts == tuple(range(1024, 2048))
     resources.validate()
+
+
+def test_another_shape_stays_on_the_island_if_it_has_room() -> None:
+    resources = manager()
+    binding = resources.allocate((2, 1), ("x", "y"), island=0)
+    resources.allocate((4,), island=0)
+    grown = resources.remap(binding.slice_id, shape=(4, 2))
+    assert (grown.island, grown.devices, grown.axis_names) == (0, tuple(range(8)), ("x", "y"))
+    with pytest.raises(SliceError, match="the biggest has 8 devices"):
+        resources.remap(binding.slice_id, shape=(3, 3))
+    with pytest.raises(SliceError, match="2 axes"):
+        resources.remap(binding.slice_id, shape=(3,))
+    assert resources.binding(binding.slice_id) == grown
+    named = resources.remap(binding.slice_id, devices=(9, 8), shape=(1, 2))
+    assert (named.devices, named.shape) == ((9, 8), (1, 2))
+    resources.validate()
+
+
+def test_a_move_is_on_both_sides_until_it_is_settled_or_undone() -> None:
+    resources = manager()
+    binding = resources.allocate((2,), island=0)
+    resources.remap(binding.slice_id, (8, 9))
+    resources.remap(binding.slice_id, (12, 13))
+    assert resources.slices_on([0]) == resources.slices_on([3]) == (binding.slice_id,)
+    assert resources.slices_on([2]) == ()
+    resources.undo(binding.slice_id)
+    assert resources.binding(binding.slice_id) == binding
+    assert (resources.slices_on([0]), resources.slices_on([3])) == ((binding.slice_id,), ())
+    resources.validate()
+    resources.remap(binding.slice_id, (8, 9))
+    resources.settle(binding.slice_id)
+    resources.undo(binding.slice_id)  # of one that is settled, nothing
+    assert (resources.slices_on([0]), resources.slices_on([2])) == ((), (binding.slice_id,))
+    resources.remap(binding.slice_id, (0, 1))
+    resources.release(binding.slice_id)
+    assert resources.slices_on(range(4)) == ()
+    resources.validate()
+
+
+def test_drained_hosts_take_no_slices() -> None:
+    resources = manager()
+    first = resources.allocate((2,), island=0)
+    resources.set_drained([0], True)
+    for _ in range(4):
+        assert 0 not in resources.allocate((4,)).hosts
+    assert resources.allocate((4,), island=0).devices == (4, 5, 6, 7)
+    with pytest.raises(SliceError, match=r"hosts \[0\] are drained.*pathways undrain"):
+        resources.allocate((5,), island=0)
+    assert resources.allocate((5,)).island == 1
+    with pytest.raises(SliceError, match=r"drained hosts \[0\]"):
+        resources.remap(first.slice_id, (2, 3))
+    assert [devices for _, devices in resources.places(first.slice_id)] == [(4, 5), (8, 9)]
+    resources.remap(first.slice_id, (4, 5))
+    resources.undo(first.slice_id)
+    assert resources.binding(first.slice_id) == first, "the way back is open: its arrays are there"
+    resources.set_drained([1, 2, 3], True)
+    assert resources.places(first.slice_id) == []
+    with pytest.raises(SliceError, match="no room"):
+        resources.allocate((1,))
+    resources.set_drained([3], False)
+    assert resources.drained == {0, 1, 2}
+    assert resources.allocate((4,)).hosts == (3,)
+    resources.set_missing(1, "is lost")
+    assert resources.places(first.slice_id) == []
+    resources.validate()

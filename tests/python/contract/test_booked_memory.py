@@ -143,7 +143,8 @@ def test_a_transfer_of_an_array_of_another_type(cluster: Any, here: Any, add: An
         there = add(1)
         if there.binding.devices == slice_.binding.devices:
             continue
-        program = remap._transfers(slice_, [here.layout.cache])
+        mesh, kind = slice_.mesh_spec, here.layout.cache
+        program = remap._transfers(mesh, mesh, [kind], [kind])
         bound = BoundProgram(
             program, (slice_.binding.devices, there.binding.devices), control.topology.devices_per_host
         )
