@@ -135,6 +135,17 @@ def test_training_with_checkpoints(root: pathlib.Path, tmp_path: pathlib.Path) -
     assert "bit-equal to an undisturbed training: True\n" in second, second
 
 
+@CLUSTERS
+def test_training_grows_and_shrinks_with_the_same_bits(
+    root: pathlib.Path, tmp_path: pathlib.Path, cluster: str
+) -> None:
+    output = run_example(root, tmp_path, "elastic_training.py", "--cluster", cluster, "--steps", "9", "--compare")
+    islands = "[0, 1, 2]" if cluster == "local" else "[0]"
+    assert f"grown after 3 steps: workers on islands {islands}, parameters on 2\n" in output, output
+    assert "shrunk after 6 steps: workers on islands [0], parameters on 1\n" in output, output
+    assert "bit-equal to an undisturbed one: True\n" in output, output
+
+
 @pytest.mark.slow
 def test_training_goes_on_in_the_same_process_when_a_host_is_killed(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """ERR-2: the error names the host; what comes out is what would have come out, bit by bit."""
