@@ -3,6 +3,7 @@ lost. Slices that cannot move are named, and then nothing is drained."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,10 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.cli.command import main
+from pathways.controller import draining
+from pathways.controller.resource_manager import ResourceManager
+from pathways.plan.topology import Topology
+from pathways.protocol import control_pb2 as pb
 
 pytestmark = pytest.mark.slow
 
@@ -249,6 +255,44 @@ def test_work_that_was_submitted_before_comes_to_its_end(cluster: pw.Cluster) ->
         time.sleep(0.05)
     assert drained(cluster) == [0, 1], "also after they have been started again"
     cluster.undrain(island=0)
+
+
+def test_a_host_that_still_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without slices, but with runs or tasks of before: with doubles, because moves come behind most of that work."""
+    monkeypatch.setattr(draining, "IDLE_S", 0.3)
+    answers: list[str] = []
+    ready = asyncio.Event()
+    ready.set()
+
+    class Requests:
+        async def stats(self, host: Any) -> str:
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    topology = Topology.grid(1, 1, 1)
+    host = types.SimpleNamespace(ready=ready, is_lost=False)
+    resources = ResourceManager(topology)
+    parts = {"topology": topology, "resources": resources, "hosts": [host], "agents": None}
+    double: Any = types.SimpleNamespace(**parts, unless_ended=lambda future: future)
+    requests: Any = Requests()
+    moves: Any = None
+    drainer = draining.Draining(double, {}, requests, moves)
+
+    def drain(*said: str, force: bool = False) -> int:
+        answers[:] = said
+        return asyncio.run(drainer.drain(pb.DrainRequest(host=0, force=force)))
+
+    idle = '{"live_runs": 0, "objects": 0}'
+    assert drain('{"live_runs": 1}', '{"tasks": 2}', '{"objects": 3}', "{}", idle) == 0
+    assert answers == [idle], "it has looked until nothing was left"
+    assert resources.drained == {0}
+    resources.set_drained([0], False)
+    for busy, words in (('{"live_runs": 2, "tasks": 1}', "2 runs, 1 tasks"), ("{}", "does not answer")):
+        with pytest.raises(pw.errors.SliceError, match=f"host 0 still works .*{words}"):
+            drain(busy)
+        assert resources.drained == set()
+    assert drain("{}", force=True) == 0
+    host.is_lost = True
+    assert drain("{}") == 0, "a lost host does nothing"
 
 
 def test_what_makes_no_sense(cluster: pw.Cluster) -> None:
