@@ -109,7 +109,12 @@ class Draining:
                     f"no island {request.island}: the cluster has islands 0..{len(topology.islands) - 1}"
                 )
             return _Target(f"island {request.island}", topology.islands[request.island], request.island)
-        agent = self._cluster.agents_of_machines().called(request.machine)
+        if self._cluster.agents is None:
+            raise errors.ConnectError(
+                f"no machine {request.machine!r}: the hosts of this cluster are all on the controller's machine. Drain a "
+                "host or an island by its number"
+            )
+        agent = self._cluster.agents.called(request.machine)
         return _Target(f"machine {request.machine}", topology.islands[agent.island], agent.island, agent)
 
     # -- moving ------------------------------------------------------------------------------------------------------
