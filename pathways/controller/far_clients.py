@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -125,7 +126,7 @@ class FarClients:
                 connection.has_segment.set()
 
     def _lost(self, connection: FarConnection, why: str) -> None:
-        print(f"the connection of {connection.who} is over: {why}", flush=True)
+        print(f"the connection of {connection.who} is over: {why}", file=sys.stderr, flush=True)
         self._connections.lost(connection)
 
 
