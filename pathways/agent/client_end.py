@@ -135,12 +135,7 @@ class ClientEnd:
             self._link.fail(f"{type(failure).__name__}: {failure}")
         message: fd_passing.Message = {"kind": "failed", "error": type(failure).__name__, "message": str(failure)}
         with contextlib.suppress(OSError):
-            fd_passing.send(client, message)
-        # The client reads it when it next looks; it closes the connection then, or ends.
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._config.owner_fd, selectors.EVENT_READ)
-            selector.register(client, selectors.EVENT_READ)
-            selector.select()
+            fd_passing.send(client, message)  # it lies in the socket until the client looks, even when this end is over
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ Map from label to test:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from machines import MachineCluster
 
 import pathways as pw
 from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.launcher import Listening, start_local_cluster
 from pathways.cluster.operator import drain
 
 pytestmark = pytest.mark.slow
@@ -188,6 +190,33 @@ def test_the_controller_is_killed_and_nothing_is_left() -> None:
         assert not alive, "hosts end with the controller that they belong to"
         assert agent.is_running(), "the agent waits for another controller"
         cluster.close()
+
+
+def test_a_restarted_controller_takes_everybody_back() -> None:
+    """At the same address, with the same authority: agents by themselves, a client on another machine when it connects
+    again, both with the certificates that they have."""
+    with MachineCluster(2, 1, 1) as machines:
+        far = machines.connect_far()
+        f = pw.jit(lambda x: x * 2 + 1, devices=pw.make_virtual_device_set(far).add_slice(devices=1, island=0))
+        assert works(f)
+        os.kill(machines.handle.control.controller_pid, signal.SIGKILL)
+        with pytest.raises(pw.errors.ControllerLostError, match="connect again"):
+            while True:
+                np.asarray(f(X))
+        port = machines.handle.port
+        listening = Listening(port.removeprefix("pathways://"), os.path.join(machines.folder, "authority"))
+        machines.handle.close()
+        with contextlib.closing(start_local_cluster(2, 1, 1, platform="cpu", listen=listening)) as again:
+            assert again.port == port
+            with pytest.MonkeyPatch.context() as patch:  # no token any more
+                patch.setenv("XDG_STATE_HOME", os.path.join(machines.folder, "state-client"))
+                cluster = pw.connect(port)
+            assert cluster is not far
+            with cluster:
+                cluster.wait_for(2, 60)
+                for island in range(2):
+                    where = pw.make_virtual_device_set(cluster).add_slice(devices=1, island=island)
+                    assert works(pw.jit(lambda x: x * 2 + 1, devices=where))
 
 
 def test_drain(machines: MachineCluster) -> None:
