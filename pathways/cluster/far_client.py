@@ -55,6 +55,7 @@ def connect_far(
         raise
     control.address = address
     control.last_words = link.last_words
+    control.is_far = True
     control.on_released = link.close
     return control
 

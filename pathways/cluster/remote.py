@@ -116,6 +116,8 @@ class RemoteControl:
         self.controller_pidfd = -1
         #: Set by the process that started the cluster: returns the last lines of the controller's log.
         self.last_words: Callable[[], str] = lambda: ""
+        #: Whether a process of this machine stands for a controller on another one.
+        self.is_far = False
         #: Called when the connection was closed; set by who has a process for it.
         self.on_released: Callable[[], object] = lambda: None
         self._channel = channel
@@ -394,10 +396,16 @@ class RemoteControl:
 
     def _lost(self) -> errors.ControllerLostError:
         words = self.last_words()
-        return errors.ControllerLostError(
-            f"the controller (pid {self.controller_pid}) of the cluster at {self.address} is gone, and the cluster "
-            f"with it; connect again.{' ' if words else ''}{words}"
-        )
+        if self.is_far:
+            gone = (
+                f"the process {self.controller_pid} that links this client with the cluster at {self.address} is gone"
+            )
+        else:
+            gone = (
+                f"the controller (pid {self.controller_pid}) of the cluster at {self.address} is gone, and the cluster "
+                "with it"
+            )
+        return errors.ControllerLostError(f"{gone}; connect again.{' ' if words else ''}{words}")
 
     def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
         if self._closed:
