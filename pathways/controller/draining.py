@@ -111,8 +111,8 @@ class Draining:
             return _Target(f"island {request.island}", topology.islands[request.island], request.island)
         if self._cluster.agents is None:
             raise errors.ConnectError(
-                f"no machine {request.machine!r}: the hosts of this cluster are all on the controller's machine. Drain a "
-                "host or an island by its number"
+                f"no machine {request.machine!r}: the hosts of this cluster are all on the controller's machine. Drain "
+                "a host or an island by its number"
             )
         agent = self._cluster.agents.called(request.machine)
         return _Target(f"machine {request.machine}", topology.islands[agent.island], agent.island, agent)
