@@ -28,15 +28,14 @@ SharePolicy::Options DeviceShares::options_of(PolicyKind kind) {
 DeviceShares::DeviceShares(PolicyKind kind) : is_on_(kind != PolicyKind::kFifo), policy_(options_of(kind)) {}
 
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
-  ++clients_;
   policy_.set_client(client, weight, priority);
 }
 
 void DeviceShares::forget_client(uint32_t client) {
-  --clients_;
   policy_.remove_client(client);
   if (picked_ == client) picked_.reset();
   std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
+  plans_of_.erase(client);
 }
 
 // ---------------------------------------------------------------------------------------------------------- plans
@@ -49,11 +48,21 @@ void DeviceShares::add_plan(uint32_t number, uint32_t client, std::vector<HostDe
   std::sort(footprint.begin(), footprint.end());
   footprint.erase(std::unique(footprint.begin(), footprint.end()), footprint.end());
   split(pools_.add_footprint(footprint));
+  forget_plan(number);
+  ++plans_of_[client];
   Plan& plan = plans_[number];
   plan.client = client;
   plan.footprint = footprint_of(devices);
   plan.usual_ns.assign(plan.footprint->pools.size(), 0);
   plan.devices = std::move(devices);
+}
+
+void DeviceShares::forget_plan(uint32_t number) {
+  const auto plan = plans_.find(number);
+  if (plan == plans_.end()) return;
+  const auto owner = plans_of_.find(plan->second.client);
+  if (--owner->second == 0) plans_of_.erase(owner);
+  plans_.erase(plan);
 }
 
 std::shared_ptr<const DeviceShares::Footprint> DeviceShares::footprint_of(std::span<const HostDevice> devices) const {
@@ -205,11 +214,14 @@ void DeviceShares::validate() const {
     ++under_way[run.plan];
   }
   PW_CHECK(runs == runs_);
+  std::unordered_map<uint32_t, uint32_t> plans_of;
   for (const auto& [number, plan] : plans_) {
+    ++plans_of[plan.client];
     const auto found = under_way.find(number);
     PW_CHECK(plan.under_way == (found == under_way.end() ? 0 : found->second));
     PW_CHECK(plan.usual_ns.size() == plan.footprint->pools.size());
   }
+  PW_CHECK(plans_of == plans_of_);
 }
 
 }  // namespace pathways

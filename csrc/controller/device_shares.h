@@ -4,8 +4,9 @@
 /// client's ring, or among the held records. Controller calls `pick` in each pass. AdmissionQueue reports runs that
 /// have entered, Grants those that are done on a host or over.
 ///
-/// It acts only while there are two clients or more, and for plans whose devices are known: one client alone has its
-/// runs ordered as they come, and nothing is counted. It never changes what has entered the order.
+/// It acts only while two clients or more have plans, and for plans whose devices are known: one client alone has its
+/// runs ordered as they come, and nothing is counted. A client without a plan takes no device time. There often is one:
+/// the process that started the cluster. It never changes what has entered the order.
 ///
 /// SHARE-1 (fair): what the policy calls a pool is a set of devices that the same plans use (policy/pool_map.h).
 /// SHARE-2 (bounded): at most one run of each client is offered to the policy: the next one.
@@ -51,7 +52,7 @@ class DeviceShares {
   void change_client(uint32_t client, double weight, int32_t priority) { policy_.set_client(client, weight, priority); }
   void forget_client(uint32_t client);
   void add_plan(uint32_t plan, uint32_t client, std::vector<HostDevice> devices);
-  void forget_plan(uint32_t plan) { plans_.erase(plan); }
+  void forget_plan(uint32_t plan);
   /// The run that the client has offered will not enter: it was cancelled, or the client is suspended.
   void withdraw(uint32_t client) { policy_.withdraw(client); }
   /// Whether a run of the client waits for its turn.
@@ -106,7 +107,7 @@ class DeviceShares {
   };
 
   static SharePolicy::Options options_of(PolicyKind kind);
-  bool acts() const { return is_on_ && clients_ > 1; }
+  bool acts() const { return is_on_ && plans_of_.size() > 1; }
   std::shared_ptr<const Footprint> footprint_of(std::span<const HostDevice> devices) const;
   void split(std::span<const PoolMap::Split> splits);
   void estimate(const Plan& plan);
@@ -115,13 +116,13 @@ class DeviceShares {
   const bool is_on_;
   SharePolicy policy_;
   PoolMap pools_;
-  uint64_t clients_ = 0;
   std::unordered_map<uint32_t, Plan> plans_;
-  std::vector<Running> running_;    ///< by entry
-  uint64_t runs_ = 0;               ///< those of `running_` that are under way
-  uint64_t charged_ = 0;            ///< see charged()
-  std::optional<uint32_t> picked_;  ///< the client whose run may enter
-  std::vector<PoolTime> estimate_;  ///< scratch
+  std::unordered_map<uint32_t, uint32_t> plans_of_;  ///< by client: the number of its plans in `plans_`, never 0
+  std::vector<Running> running_;                     ///< by entry
+  uint64_t runs_ = 0;                                ///< those of `running_` that are under way
+  uint64_t charged_ = 0;                             ///< see charged()
+  std::optional<uint32_t> picked_;                   ///< the client whose run may enter
+  std::vector<PoolTime> estimate_;                   ///< scratch
 };
 
 }  // namespace pathways

@@ -1,7 +1,8 @@
 // DeviceShares in a controller whose clients and hosts the test plays: when a run enters the order, and what it costs.
 //
 //   SHARE-1  Shares.ByWeight, Shares.OnDevicesThatOverlap
-//   SHARE-2  Shares.OneClientIsNotHeldBack, Shares.AFloodIsHeldBack, Shares.APlanIsMeasuredFirst
+//   SHARE-2  Shares.OneClientIsNotHeldBack, Shares.AClientWithoutAPlanHoldsNobodyBack, Shares.AFloodIsHeldBack,
+//            Shares.APlanIsMeasuredFirst
 //   SHARE-5  Shares.EndsThatWereNoticedTogether, Shares.ByWeight, Shares.OnAGangWhoseHostsNoticeEndsUnevenly,
 //            Shares.RunsOfOnePlanNoticedTogetherTellItsTime
 //   OWN-1    Shares.WhoLeavesHoldsNobodyBack
@@ -89,6 +90,18 @@ TEST_F(Shares, OneClientIsNotHeldBack) {
   for (int i = 0; i < 8; ++i) submit(kFirstHost);
   pass();
   EXPECT_EQ(granted().size(), 8u);
+}
+
+TEST_F(Shares, AClientWithoutAPlanHoldsNobodyBack) {
+  controller->add_client(1, second_memory.block, nullptr, {});
+  controller->register_plan(5, 0, kFirstHost, {{0, 0}});
+  for (int i = 0; i < 4; ++i) submit(kFirstHost);
+  pass();
+  EXPECT_EQ(granted().size(), 4u);
+  controller->register_plan(6, 1, kFirstHost, {{0, 0}});
+  for (int i = 0; i < 4; ++i) submit(kFirstHost);
+  pass();
+  EXPECT_EQ(granted().size(), 1u);  // now the plan is measured first
 }
 
 TEST_F(Shares, APlanIsMeasuredFirst) {
