@@ -41,7 +41,7 @@ memory both 424 375 556 375 | transfers
 memory none 30 487 80 487 | shared memory: what each run needs
 grpc none 390 487 440 487 | gRPC: what happens seldom
 plain none 700 487 750 487 | another way
-text start 30 524 | Hosts on different machines send each other transfers over gRPC instead.
+text start 30 524 | Hosts on different machines send each other transfers over sockets instead.
 text start 30 546 | pw.connect() without arguments: controller and host are parts of your process, without a supervisor.
 """
 

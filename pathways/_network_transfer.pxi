@@ -24,9 +24,11 @@ cdef class OutgoingTransfer:
         return self.core.get().is_over()
 
 
-def pack(list outgoing not None, uint64_t limit):
+def pack(list outgoing not None, uint64_t limit, room not None):
     """Packs the next message: one chunk of each transfer of `outgoing` in turn, as long as they fit into `limit` bytes,
-    but at least one chunk.
+    but at least one chunk. `room(bytes)` returns writable memory for it.
+
+    Returns the bytes of the message.
     """
     cdef vector[CppOutgoingTransfer*] each
     cdef uint64_t total = 0
@@ -35,13 +37,17 @@ def pack(list outgoing not None, uint64_t limit):
     for transfer in outgoing:
         each.push_back((<OutgoingTransfer?>transfer).core.get())
         total += each.back().room()
+        if total >= limit:
+            break
     total = max(min(total, limit), each[0].least())
-    cdef bytes message = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>total)
-    cdef byte* out = <byte*>PyBytes_AS_STRING(message)
+    cdef unsigned char[::1] message = room(total)
+    if <uint64_t>message.shape[0] < total:
+        raise ValueError(f"a message needs room for {total} bytes, there are {message.shape[0]}")
+    cdef byte* out = <byte*>&message[0]
     with nogil:
         for i in range(each.size()):
             used += each[i].pack(byte_span(out + used, <size_t>(total - used)))
-    return message if used == total else message[:<Py_ssize_t>used]
+    return used
 
 
 @cython.final
@@ -66,17 +72,19 @@ cdef class IncomingTransfer:
         self.core.reset(new CppIncomingTransfer(at, sizes))
 
 
-def unpack(bytes message not None, waiting not None):
+def unpack(const unsigned char[::1] message not None, waiting not None):
     """Writes a message's chunks into the receive buffers. `waiting(order, node, host)` returns the `IncomingTransfer`,
     or None when none waits.
 
     Returns the transfers that are complete, and those that failed: (order, node, host, error or None). Raises
     RuntimeError when the message is cut off.
     """
-    cdef const byte* at = <const byte*>PyBytes_AS_STRING(message)
-    cdef size_t left = len(message)
+    cdef size_t left = message.shape[0]
+    cdef const byte* at = NULL
     cdef pair[Chunk, uint64_t] first
     cdef IncomingTransfer incoming
+    if left != 0:
+        at = <const byte*>&message[0]
     finished = []
     while left != 0:
         first = first_chunk(const_byte_span(at, left))

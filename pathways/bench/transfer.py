@@ -22,8 +22,8 @@ METHOD = (
     "on the same machine; 'columns' reshards it on the way, from rows to columns. `one`: each awaited before the next, "
     "median; `many`: several in flight (at most 256 MiB, 32 transfers), wall time over their number. memcpy is NumPy's "
     "copy of as many bytes within one process (mapped memory; 'fresh': memory that was never touched, page faults "
-    "included; columns: strided copies); machines is Pathways as if each host were on a machine of its own, on a gRPC "
-    "stream over a Unix socket; jax_transfer is jax.experimental.transfer over loopback, resharded by "
+    "included; columns: strided copies); machines is Pathways as if each host were on a machine of its own, over Unix "
+    "sockets; jax_transfer is jax.experimental.transfer over loopback, resharded by "
     "jax.device_put. Dispatch: calls per second of x + 1 with and without a transfer of its result behind it, many "
     "in flight; what the transfer adds per call is the difference, in wall time and in processor time of all processes."
 )

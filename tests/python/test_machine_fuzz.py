@@ -5,7 +5,7 @@ log that a fault of the cluster would write, and each port serves as before.
     the port           what comes before TLS and within it: first lines with and without tokens
     links              frames of a machine that has joined
     control            the tunnel to the controller's gRPC server: HTTP/2
-    streams            where hosts receive transfers: HTTP/2 within TLS, and messages of transfers
+    streams            where hosts receive transfers: the two connections of a stream within TLS, frames, and transfers
 
 PATHWAYS_FUZZ_EACH says for how many seconds each (2), PATHWAYS_SEED repeats what a run draws. The native half of the
 same, under AddressSanitizer: `make fuzz-ports` runs both.
@@ -23,17 +23,16 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-import grpc
 import psutil
 import pytest
 from hostile_cases import FalseAgent, Log, plain, raw_tls
 from recorded_calls import recorded
+from stream_cases import StreamRefusedError, framed, hello, say
 from test_machine_hostile import Scene, machine_of, stream_port
 from trust_cases import read_all
 
 from pathways import errors
 from pathways.protocol import transfer_pb2 as pb
-from pathways.protocol import wire
 from pathways.trust import Credentials, Role, dial, first_line
 
 SECONDS = float(os.environ.get("PATHWAYS_FUZZ_EACH", "2"))
@@ -251,27 +250,25 @@ def test_streams(campaign: Campaign, host: int) -> None:
     scene = campaign.scene
     where = stream_port(scene, host)
     own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1 - host)}.pem"))
-    options = [*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)]
-    generator = random.Random(1)
-    stream = recorded("/pathways.Streams/Send", messages_of_transfers(generator))
+    stream = b"".join([hello(bytes(16), 0), hello(bytes(16), 1), *map(framed, messages_of_transfers(random.Random(1)))])
     handshake = recorded_handshake(scene)
 
     def attempts(mutator: Mutator) -> Iterator[int]:
-        with grpc.secure_channel(where, own.grpc_channel(), options=options) as channel:
-            call = channel.stream_stream("/pathways.Streams/Send")
-            while True:
-                messages = [
-                    mutator.changed(mutator.random.choice(messages_of_transfers(mutator.random))) for _ in range(8)
-                ]
-                with contextlib.suppress(grpc.RpcError):
-                    list(call(iter(messages), timeout=20))
-                with raw_tls(where, own, ("h2",)) as secure:
-                    secure.settimeout(0.1)
-                    with contextlib.suppress(OSError):
-                        secure.sendall(mutator.changed(stream))
-                    read_all(secure)
-                with plain(where) as sock:
-                    send(sock, mutator.changed(handshake))
-                yield 10
+        while True:
+            messages = [mutator.random.choice(messages_of_transfers(mutator.random)) for _ in range(8)]
+            for sent in (
+                [framed(mutator.changed(message)) for message in messages],
+                [mutator.changed(b"".join(map(framed, messages)))],
+            ):
+                with contextlib.suppress(OSError, StreamRefusedError):
+                    say(where, own, sent)
+            with raw_tls(where, own) as secure:
+                secure.settimeout(0.1)
+                with contextlib.suppress(OSError):
+                    secure.sendall(mutator.changed(stream))
+                read_all(secure)
+            with plain(where) as sock:
+                send(sock, mutator.changed(handshake))
+            yield 18
 
     campaign.play(f"streams of host {host}", attempts)

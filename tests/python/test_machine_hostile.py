@@ -30,6 +30,7 @@ import pytest
 from control_clusters import eventually
 from hostile_cases import Counts, FalseAgent, Innocent, Log, plain, raw_tls, refusal, says_hello
 from machines import MachineCluster
+from stream_cases import StreamRefusedError, framed, say
 from trust_cases import read_all
 
 from pathways import errors
@@ -42,7 +43,6 @@ from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2 as pb_control
 from pathways.protocol import control_pb2_grpc as control_rpc
 from pathways.protocol import transfer_pb2 as pb
-from pathways.protocol import transfer_pb2_grpc as rpc
 from pathways.protocol import wire
 from pathways.trust import Authority, Credentials, Role, Tokens, dial, join
 
@@ -389,12 +389,10 @@ def machine_of(scene: Scene, host: int) -> str:
 def send(where: str, own: Credentials, sender: int) -> Any:
     """Sends a transfer that nobody waits for, in the name of a host; returns what the receiver says."""
     piece = pb.Chunks(chunks=[pb.Chunk(order=1 << 40, node=1, host=sender, data=b"12345678")])
-    options = [*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)]
-    with grpc.secure_channel(where, own.grpc_channel(), options=options) as channel:
-        try:
-            return [answer.error for answer in rpc.StreamsStub(channel).Send(iter([piece]), timeout=20)]
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
+    try:
+        return say(where, own, [framed(piece.SerializeToString())])
+    except (StreamRefusedError, errors.PermissionDeniedError) as error:
+        return f"refused: {error}"
 
 
 def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
@@ -413,9 +411,10 @@ def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
         (0, client, "only hosts send transfers, and client some-client is none"),
     ):
         with log.says(f"is refused: {words}"):
-            assert send(where, caller, sender) == f"PERMISSION_DENIED: {words}"
+            assert send(where, caller, sender) == f"refused: {words}"
         scene.counts.add("transfers in another's name, at a host", 1, 1, 1)
-    assert send(where, scene.foreign, 0).startswith("UNAVAILABLE: ")
+    with pytest.raises(OSError):
+        send(where, scene.foreign, 0)
     scene.counts.add("transfers with another cluster's certificate, at a host", 1, 1)
 
 
@@ -440,14 +439,9 @@ def test_garbage_and_silence_at_a_host(scene: Scene) -> None:
             scene.innocent.goes_on(5)
         scene.counts.add("garbage, halves and silence, at a host", 100)
         own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1 - host)}.pem"))
-        options = [*wire.FAR_OPTIONS, *own.grpc_options(Role.HOST)]
         log = Log(scene.machines.handle.address, host)
-        with (
-            log.says("is refused: a", 20),
-            grpc.secure_channel(where, own.grpc_channel(), options=options) as channel,
-        ):
+        with log.says("is refused: a", 20):
             for _ in range(20):
-                call = channel.stream_stream("/pathways.Streams/Send")(iter([generator.randbytes(64)]), timeout=20)
-                with pytest.raises(grpc.RpcError, match="network transfers"):
-                    list(call)
+                with pytest.raises(StreamRefusedError, match="network transfers"):
+                    say(where, own, [framed(generator.randbytes(64))])
         scene.counts.add("garbage with a good certificate, at a host", 20, 20, 20)

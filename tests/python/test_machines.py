@@ -13,15 +13,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from stream_cases import StreamRefusedError, framed, say
 
 import pathways as pw
 from pathways.protocol import transfer_pb2 as pb
-from pathways.protocol import transfer_pb2_grpc as rpc
 from pathways.protocol import wire
 
 pytestmark = pytest.mark.slow
@@ -130,14 +129,12 @@ def test_a_host_refuses_what_makes_no_sense(far: Any, ends: tuple[Any, Any]) -> 
     folder = far.address.rpartition("/")[0]
     address = f"{folder}/stream-2-{far.stats()['hosts'][2]['restarts']}.sock"
     piece = pb.Chunks(chunks=[pb.Chunk(order=7, node=1, data=b"12345678")]).SerializeToString()
-    with grpc.insecure_channel(address, options=wire.FAR_OPTIONS) as channel:
-        (answer,) = rpc.StreamsStub(channel).Send(iter([pb.Chunks.FromString(piece)]))
-        assert answer.error == "nobody waits for it there"
-        send_remote = channel.stream_stream("/pathways.Streams/Send")
-        for broken in (b"\nno piece", piece[:-4]):
-            with pytest.raises(grpc.RpcError) as told:
-                list(send_remote(iter([broken])))
-            assert "cut off" in told.value.details()
+
+    assert say(address, None, [framed(piece)]) == ["nobody waits for it there"]
+    assert say(address, None, []) == []
+    for broken in (b"\nno piece", piece[:-4]):
+        with pytest.raises(StreamRefusedError, match="cut off"):
+            say(address, None, [framed(broken)])
     move = pw.program(lambda x: pw.device_put(x, there, P("x")))
     value = np.arange(64, dtype=np.float32).reshape(2, 32)
     np.testing.assert_array_equal(np.asarray(move(pw.device_put(value, here, P("x")))), value)

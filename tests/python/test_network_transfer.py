@@ -1,31 +1,25 @@
 """A way between two hosts: what is told of outgoing transfers when streams work, break, stop, and find nobody.
 
-The other end is a gRPC server of the test's own; packing and unpacking are native and tested in
+The other end is a listener of the test's own; packing and unpacking are native and tested in
 `tests/cpp/executor/test_network_transfer.cc`, both ends together in `test_machines.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from trust_cases import at_once
 
 from pathways import _core
-from pathways.host import network_transfer
+from pathways.host import network_transfer, stream_sockets
 from pathways.protocol import transfer_pb2 as pb
-from pathways.trust import Authority, Role, server_name
+from pathways.trust import Identity
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,36 +56,43 @@ class Core:
             return [self.told[order] for order in orders]
 
 
-def pack(outgoing: list[OutgoingTransfer], limit: int) -> bytes:
+def pack(outgoing: list[OutgoingTransfer], limit: int, room: Callable[[int], memoryview]) -> int:
     """One chunk of each, as its order; the last of an outgoing transfer is odd."""
     message = b""
     for each in outgoing:
         each.left -= 1
         message += bytes([each.order * 2 + each.is_over])
-    return message
+    room(len(message))[:] = message
+    return len(message)
+
+
+def answer_of(order: int, text: str = "") -> bytes:
+    return struct.pack("<QII", order, 1, len(text)) + text.encode()
+
+
+def answered(message: bytes, text: str = "") -> bytes:
+    """The answers to all outgoing transfers whose last chunk is in the message."""
+    return b"".join(answer_of(chunk // 2, text) for chunk in message if chunk % 2)
 
 
 @pytest.fixture
 def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., Any]], tuple[Any, Core]]]:
-    """`way(answer)`: a way to a server that answers each message with `answer(message)`, and its core."""
-    monkeypatch.setattr(network_transfer._core, "pack", pack)
+    """`way(answer)`: a way to a host that answers each message with `answer(message)`, and its core."""
+    monkeypatch.setattr(_core, "pack", pack)
     stops: list[Callable[[], Any]] = []
 
-    def start(answer: Callable[[bytes], Iterator[pb.TransferEnd]]) -> tuple[Any, Core]:
+    def start(answer: Callable[[bytes], bytes]) -> tuple[Any, Core]:
         address = f"unix:{tmp_path}/{len(stops)}.sock"
 
-        def receive(messages: Iterator[bytes], context: Any) -> Iterator[pb.TransferEnd]:
-            for message in messages:
-                yield from answer(message)
+        def receive(sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
+            frames = stream_sockets.Frames(messages)
+            while (message := frames.next()) is not None:
+                answers.sendall(answer(bytes(message)))
 
-        server = grpc.server(futures.ThreadPoolExecutor(4))
-        handler = grpc.stream_stream_rpc_method_handler(receive, response_serializer=pb.TransferEnd.SerializeToString)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pathways.Streams", {"Send": handler}),))
-        server.add_insecure_port(address)
-        server.start()
+        listener = stream_sockets.StreamListener(address, "", receive)
         core = Core()
-        made = network_transfer._HostStream(core, address, functools.partial(network_transfer._channel, ""))
-        stops.extend([made.stop, lambda: server.stop(None)])
+        made = network_transfer._HostStream(core, address, "")
+        stops.extend((made.stop, listener.close))
         return made, core
 
     yield start
@@ -99,14 +100,7 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
         stop()
 
 
-def answered(message: bytes, text: str = "") -> Iterator[pb.TransferEnd]:
-    """What a host says of a message's outgoing transfers that are all there."""
-    for chunk in message:
-        if chunk % 2:
-            yield pb.TransferEnd(order=chunk // 2, node=1, error=text)
-
-
-def test_a_generated_stub_reads_and_writes_what_native_code_does() -> None:
+def test_protobuf_reads_and_writes_what_native_code_does() -> None:
     """transfer.proto is the wire format. `tests/cpp/executor/test_network_transfer.cc` has the same bytes."""
     words = [0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0]  # a copy plan: five bytes of one source into one block
     head = bytes.fromhex("8a8080800093818080000907000000000000001501000000") + bytes.fromhex(
@@ -131,10 +125,10 @@ def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
     sizes: list[int] = []
     gate = threading.Event()
 
-    def answer(message: bytes) -> Iterator[pb.TransferEnd]:
+    def answer(message: bytes) -> bytes:
         sizes.append(len(message))
         gate.wait(30)
-        yield from answered(message)
+        return answered(message)
 
     made, core = way(answer)
     for order in range(50):
@@ -156,16 +150,16 @@ def test_a_refusal_is_the_transfers_own(way: Any) -> None:
 def test_a_stream_that_breaks_fails_what_it_carried_and_the_next_is_new(way: Any) -> None:
     calls: list[bytes] = []
 
-    def answer(message: bytes) -> Iterator[pb.TransferEnd]:
+    def answer(message: bytes) -> bytes:
         calls.append(message)
         if len(calls) == 1:
-            raise RuntimeError("it fell")
-        yield from answered(message)
+            raise ConnectionError("it fell")
+        return answered(message)
 
     made, core = way(answer)
     made.send(OutgoingTransfer(1, left=5))
     (error,) = core.wait(1)
-    assert error is not None and "host 3" in error and "it fell" in error
+    assert error is not None and "host 3" in error and "broke" in error
     assert error.startswith("ComputationError: ")
     made.send(OutgoingTransfer(2))
     assert core.wait(2) == [None]
@@ -175,7 +169,7 @@ def test_nobody_there(way: Any) -> None:
     """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
     core = Core()
     for order, address in enumerate(("", "unix:/nowhere/at.all")):
-        lost = network_transfer._HostStream(core, address, functools.partial(network_transfer._channel, ""))
+        lost = network_transfer._HostStream(core, address, "")
         lost.send(OutgoingTransfer(order))
         (error,) = core.wait(order)
         assert error is not None and "stream" in error
@@ -188,67 +182,3 @@ def test_nobody_there(way: Any) -> None:
     made.send(OutgoingTransfer(8))
     (error,) = core.wait(8)
     assert error is not None and "lost" in error
-
-
-# The certificate that a host shows.
-
-SERVER = """
-import sys
-from concurrent import futures
-import grpc
-from pathways.host.network_transfer import _server_credentials
-server = grpc.server(futures.ThreadPoolExecutor(2))
-print(server.add_secure_port("127.0.0.1:0", _server_credentials(sys.argv[1])), flush=True)
-server.start()
-sys.stdin.read()
-"""
-
-
-@dataclasses.dataclass
-class Server:
-    """A process that listens as a host does, and its certificate's file."""
-
-    process: subprocess.Popen[str]
-    port: int
-    path: str
-    authority: Authority
-
-    def shows(self) -> bytes:
-        """The certificate that a caller sees."""
-        context = self.authority.credentials(Role.HOST, "m1").client_context()
-        context.set_alpn_protocols(["h2"])
-        with (
-            socket.create_connection(("127.0.0.1", self.port), 10) as sock,
-            context.wrap_socket(sock, server_hostname=server_name(Role.HOST)) as secure,
-        ):
-            return secure.getpeercert(binary_form=True) or b""
-
-
-@pytest.fixture
-def server(tmp_path: Any) -> Iterator[Server]:
-    authority, path = Authority.create(str(tmp_path / "authority")), str(tmp_path / "own.pem")
-    authority.credentials(Role.HOST, "m0").save(path)
-    command = [sys.executable, "-c", SERVER, path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield Server(process, int(process.stdout.readline()), path, authority)
-        process.kill()
-
-
-def test_a_renewed_certificate_is_shown(server: Server) -> None:
-    first = server.shows()
-    assert first == server.shows()
-    server.authority.credentials(Role.HOST, "m0").save(server.path)
-    second = server.shows()
-    assert first != second == server.shows()
-
-
-@pytest.mark.slow
-def test_many_handshakes_at_once(server: Server) -> None:
-    """When gRPC got the certificate anew at each handshake, this ended the process within 800 of them."""
-
-    def call_again_and_again(number: int) -> int:
-        return sum(server.shows() != b"" for _ in range(200))
-
-    assert at_once(8, call_again_and_again) == [200] * 8
-    assert server.process.poll() is None

@@ -1,0 +1,337 @@
+"""The connections of streams between hosts on different machines, and the frames on them.
+
+A stream is two connections, one per direction, because OpenSSL does not let two threads read and write one connection
+at the same time. On the first one the receiver answers, on the second one the sender sends messages. Both begin with
+the stream's number, which the sender draws, so that the receiver knows which two belong together.
+
+Sockets and not gRPC: gRPC copies every message twice more at each end, and hands it through three of its threads.
+
+A frame is a head of 16 bytes, which begins with the length, and then the bytes. With this head a message begins at a
+multiple of 16, as its chunks want it (csrc/executor/network_transfer.cc).
+
+Threading: any thread may call; one thread at a time uses a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from pathways import errors
+from pathways.protocol import wire
+from pathways.trust.address import Address
+from pathways.trust.credentials import Credentials
+from pathways.trust.identity import Identity, Role, identity_of, server_name
+
+_HELLO = struct.Struct("<8s16sB")  # what it is, the stream's number, which of its connections
+_MAGIC = b"pwstream"
+_ANSWERS, _MESSAGES = 0, 1
+_FRAME = struct.Struct("<QQ")  # bytes that follow; 0
+#: A longer frame breaks the stream. The words of a copy plan are not cut, so a message may be long.
+MOST_FRAME_BYTES = 64 << 20
+_LEAST_BUFFER = (1 << 20) + _FRAME.size
+_VERDICT = struct.Struct("<I")  # bytes of the text that follows, which says why the stream is refused; 0: it is not
+_HELLO_S = 10.0
+_RETRY_S = 0.05
+_MOST_ARRIVING = 64  # connections that have not said yet what they are, or whose stream has no messages yet
+
+Serve = Callable[[Identity | None, socket.socket, socket.socket], None]
+
+
+def _unix_path(address: str) -> str | None:
+    return address.removeprefix("unix:") if address.startswith("unix:") else None
+
+
+def _watch(connection: socket.socket) -> None:
+    """Lets the kernel find out that the other machine is gone. For connections that may be idle for long."""
+    if connection.family == socket.AF_UNIX:
+        return
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, int(wire.HEARTBEAT_S)),
+        (socket.TCP_KEEPINTVL, int(wire.HEARTBEAT_S)),
+        (socket.TCP_USER_TIMEOUT, int(wire.SILENCE_S * 1e3)),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def end(connection: socket.socket) -> None:
+    """Makes whoever uses a connection find that it is over."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of TLS, too: its own would wait for the other end
+
+
+def connect(address: str, own: Credentials | None) -> tuple[socket.socket, socket.socket]:
+    """Opens a stream to the host that listens at an address: the connection that answers, and that of the messages.
+
+    Args:
+        address: as the host was told to listen.
+        own: what this end shows; None: streams are not encrypted.
+
+    Raises:
+        OSError: nobody is there, or it is no host of this cluster.
+        PermissionDeniedError: the host refuses this caller.
+    """
+    number = os.urandom(16)
+    answers = _open(address, own, number, _ANSWERS)
+    try:
+        _hear_verdict(answers)
+        messages = _open(address, own, number, _MESSAGES)
+    except BaseException:
+        answers.close()
+        raise
+    for connection in (answers, messages):
+        connection.settimeout(None)
+    return answers, messages
+
+
+def _hear_verdict(answers: socket.socket) -> None:
+    head = bytearray(_VERDICT.size)
+    if not read_all(answers, memoryview(head)):
+        raise ConnectionError("the host closed the stream as it was opened")
+    text = bytearray(_VERDICT.unpack(head)[0])
+    if text and read_all(answers, memoryview(text)):
+        raise errors.PermissionDeniedError(text.decode())
+
+
+def _open(address: str, own: Credentials | None, number: bytes, which: int) -> socket.socket:
+    path = _unix_path(address)
+    if path is None:
+        there = Address.parse(address)
+        connection = socket.create_connection((there.host, there.port), timeout=_HELLO_S)
+    else:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_HELLO_S)
+    try:
+        if path is not None:
+            connection.connect(path)
+        _watch(connection)
+        if own is not None:
+            connection = own.client_context().wrap_socket(connection, server_hostname=server_name(Role.HOST))
+        connection.sendall(_HELLO.pack(_MAGIC, number, which))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class StreamListener:
+    """Takes streams, and serves each one with a thread of its own."""
+
+    def __init__(self, address: str, credentials: str, serve: Serve) -> None:
+        """Listens.
+
+        Args:
+            address: `unix:PATH`, or `HOST:PORT`.
+            credentials: the file of the machine's credentials; empty: streams are not encrypted.
+            serve: called with who sends (None: streams are not encrypted), the connection for answers, and that of
+                the messages.
+
+        Raises:
+            OSError: cannot listen at the address.
+        """
+        self._credentials = credentials
+        self._serve = serve
+        self._lock = threading.Lock()  # guards the fields below
+        self._answers: dict[bytes, socket.socket] = {}  # by the numbers of streams that have no messages yet
+        self._connections: set[socket.socket] = set()  # of streams that are served
+        self._is_over = False
+        self._arriving = threading.BoundedSemaphore(_MOST_ARRIVING)
+        path = _unix_path(address)
+        if path is None:
+            there = Address.parse(address)
+            # The agent keeps the port reserved for this host by a socket of its own, which does not listen.
+            self._listener = socket.create_server(
+                (there.host, there.port),
+                family=socket.AF_INET6 if ":" in there.host else socket.AF_INET,
+                reuse_port=True,
+                dualstack_ipv6=there.host == "::",
+            )
+        else:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(path)
+            self._listener.listen()
+        threading.Thread(target=self._accept, name="pw-streams", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends all streams, and takes no more."""
+        with self._lock:
+            self._is_over = True
+            connections = [*self._connections, *self._answers.values()]
+        for connection in (self._listener, *connections):
+            end(connection)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_over:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                time.sleep(_RETRY_S)  # too many files are open, or this end closes
+                continue
+            # In a flood, an honest host finds its connection closed, and opens another one for its next transfer.
+            if not self._arriving.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._arrive, args=(connection,), name="pw-stream", daemon=True).start()
+
+    def _arrive(self, connection: socket.socket) -> None:
+        try:
+            try:
+                connection = self._secured(connection)
+                stream = self._joined(connection)
+            finally:
+                self._arriving.release()
+        except (OSError, errors.PathwaysError) as error:
+            self._say(f"a stream is refused: {error}")
+            connection.close()
+            return
+        if stream is not None:
+            self._run(stream)
+
+    def _run(self, stream: tuple[socket.socket, socket.socket]) -> None:
+        try:
+            self._serve(_identity(stream[1]), *stream)
+        except (OSError, RuntimeError) as error:
+            self._say(f"a stream from another host broke: {error}")
+        finally:
+            with self._lock:
+                self._connections.difference_update(stream)
+            for connection in stream:
+                end(connection)
+                connection.close()
+
+    def _say(self, what: str) -> None:
+        if not self._is_over:
+            print(what, file=sys.stderr, flush=True)
+
+    def _secured(self, connection: socket.socket) -> socket.socket:
+        connection.settimeout(_HELLO_S)
+        _watch(connection)
+        if not self._credentials:
+            return connection
+        # It shows the certificate that is in the file now, because the agent renews it.
+        return Credentials.load(self._credentials).server_context().wrap_socket(connection, server_side=True)
+
+    def _joined(self, connection: socket.socket) -> tuple[socket.socket, socket.socket] | None:
+        """Reads which stream a connection belongs to. Returns the stream when both of its connections are there."""
+        hello = bytearray(_HELLO.size)
+        if not read_all(connection, memoryview(hello)):
+            raise ConnectionError("a caller hung up")
+        magic, number, which = _HELLO.unpack(hello)
+        if magic != _MAGIC or which not in (_ANSWERS, _MESSAGES):
+            raise ConnectionError("what called is no host's stream")
+        identity = _identity(connection)
+        if identity is not None and identity.role is not Role.HOST:  # CERT-1
+            why = f"only hosts send transfers, and {identity} is none"
+            connection.sendall(_VERDICT.pack(len(why.encode())) + why.encode())
+            raise errors.PermissionDeniedError(why)
+        connection.settimeout(None)
+        with self._lock:
+            if self._is_over:
+                raise ConnectionError("this host is at its end")
+            if which == _ANSWERS:
+                while len(self._answers) >= _MOST_ARRIVING:  # the oldest one was given up, or is no host's
+                    self._answers.pop(next(iter(self._answers))).close()
+                self._answers[number] = connection
+            else:
+                answers = self._answers.pop(number, None)
+                if answers is None:
+                    raise ConnectionError("messages came for a stream that nobody has opened")
+                self._connections |= {answers, connection}
+                return answers, connection
+        connection.sendall(_VERDICT.pack(0))
+        return None
+
+
+def _identity(connection: socket.socket) -> Identity | None:
+    """Whose certificate the other end has shown; None: the connection is not encrypted."""
+    return identity_of(connection.getpeercert(True) or b"") if isinstance(connection, ssl.SSLSocket) else None
+
+
+def read_all(connection: socket.socket, into: memoryview) -> bool:
+    """Fills `into`. False: the other end has closed the connection before the first byte.
+
+    Raises:
+        ConnectionError: it has closed it in between.
+    """
+    at = 0
+    while at < len(into):
+        count = connection.recv_into(into[at:])
+        if count == 0:
+            if at == 0:
+                return False
+            raise ConnectionError("a message is cut off")
+        at += count
+    return True
+
+
+class Frames:
+    """Reads frames from a connection. What it returns is good until the next call."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(_LEAST_BUFFER))
+        self._begin = self._end = 0  # the bytes that were read and not returned
+
+    def next(self) -> memoryview | None:
+        """The next frame; None: the other end has closed the connection.
+
+        Raises:
+            ConnectionError: the frame is too long, or cut off.
+        """
+        if not self._fill(_FRAME.size):
+            return None
+        length, _ = _FRAME.unpack_from(self._buffer, self._begin)
+        if length > MOST_FRAME_BYTES:
+            raise ConnectionError(f"a message of {length} bytes is longer than the longest, {MOST_FRAME_BYTES}")
+        self._fill(_FRAME.size + length)
+        begin = self._begin + _FRAME.size
+        self._begin = begin + length
+        return self._buffer[begin : self._begin]
+
+    def _fill(self, count: int) -> bool:
+        """Reads until `count` bytes are there. False: there is nothing more."""
+        have = self._end - self._begin
+        if have >= count:
+            return True
+        if self._begin + count > len(self._buffer) or have == 0:
+            old = self._buffer[self._begin : self._end]
+            if count > len(self._buffer):
+                self._buffer = memoryview(bytearray(count))
+            self._buffer[:have] = bytes(old)
+            self._begin, self._end = 0, have
+        while self._end - self._begin < count:
+            got = self._connection.recv_into(self._buffer[self._end :])
+            if got == 0:
+                if self._end == self._begin and count == _FRAME.size:
+                    return False
+                raise ConnectionError("a message is cut off")
+            self._end += got
+        return True
+
+
+class FrameBuffer:
+    """Where a frame is written before it is sent."""
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_LEAST_BUFFER))
+
+    def room(self, count: int) -> memoryview:
+        """Room for a message of `count` bytes."""
+        if _FRAME.size + count > len(self._buffer):
+            self._buffer = memoryview(bytearray(_FRAME.size + count))
+        return self._buffer[_FRAME.size : _FRAME.size + count]
+
+    def send(self, connection: socket.socket, count: int) -> None:
+        """Sends the first `count` bytes of the room as a frame."""
+        _FRAME.pack_into(self._buffer, 0, count, 0)
+        connection.sendall(self._buffer[: _FRAME.size + count])

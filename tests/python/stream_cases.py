@@ -1,0 +1,55 @@
+"""A caller of a host's streams that sends what a test gives it, and hears what the host says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+
+from pathways.host import stream_sockets
+from pathways.trust import Credentials
+
+_REFUSED = (1 << 32) - 1
+
+
+class StreamRefusedError(Exception):
+    """The host has refused the whole stream."""
+
+
+def framed(message: bytes) -> bytes:
+    """A message as it goes over a stream."""
+    return struct.pack("<QQ", len(message), 0) + message
+
+
+def hello(number: bytes, which: int) -> bytes:
+    """How one of a stream's two connections begins."""
+    return b"pwstream" + number + bytes([which])
+
+
+def say(where: str, own: Credentials | None, sent: Sequence[bytes], timeout_s: float = 20.0) -> list[str]:
+    """Sends these bytes over a new stream, and ends it. Returns the errors of the answers; "" for a complete transfer.
+
+    Raises:
+        StreamRefusedError: the host has refused the stream.
+        PermissionDeniedError: it has refused the caller.
+        OSError: there is no stream to be had.
+    """
+    answers, messages = stream_sockets.connect(where, own)
+    with answers, messages:
+        answers.settimeout(timeout_s)
+        messages.settimeout(timeout_s)
+        with contextlib.suppress(OSError):  # it may have refused already
+            for each in sent:
+                messages.sendall(each)
+            socket.socket.shutdown(messages, socket.SHUT_WR)
+        found: list[str] = []
+        head = memoryview(bytearray(16))
+        while stream_sockets.read_all(answers, head):
+            _, node, length = struct.unpack("<QII", head)
+            text = memoryview(bytearray(length))
+            assert not length or stream_sockets.read_all(answers, text)
+            if node == _REFUSED:
+                raise StreamRefusedError(bytes(text).decode())
+            found.append(bytes(text).decode())
+        return found
