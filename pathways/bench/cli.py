@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,33 @@ def _draw(
         picture(report.data[data], plot_path)
 
 
+_machines = click.option(
+    "--machines",
+    type=click.IntRange(0),
+    default=0,
+    help="Measure between so many machines: agents on this one, over loopback addresses.",
+)
+
+
+def _rivals(given: str | None, known: Sequence[str]) -> list[str]:
+    """Those that were named; all by default."""
+    return list(known) if given is None else _names(given)
+
+
 @click.group()
 def bench() -> None:
     """Measure the runtime beside its rivals."""
 
 
 @bench.command()
+@_machines
 @click.option("--hosts", type=_Integers(), default="1,2", show_default=True, help="Host processes.")
 @click.option("--devices", type=_Integers(), default="1,2", show_default=True, help="CPU devices per host.")
 @click.option("--systems", default="pathways", show_default=True, help="What of ours to measure; may be empty.")
-@click.option("--rivals", default="jax", show_default=True, help="Any of jax, ray, ray-graph.")
+@click.option(
+    "--rivals",
+    help="Any of jax, ray, ray-graph (jax by default); between machines any of tls, tcp, grpc, jax_transfer (all).",
+)
 @click.option("--workloads", "kinds", default="OpByOp,Chained,Fused", show_default=True)
 @click.option("--collective", type=click.Choice(["both", "yes", "no"]), default="both", show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
@@ -93,10 +110,11 @@ def bench() -> None:
 @_out
 @_results
 def dispatch(
+    machines: int,
     hosts: tuple[int, ...],
     devices: tuple[int, ...],
     systems: str,
-    rivals: str,
+    rivals: str | None,
     kinds: str,
     collective: str,
     repeats: int,
@@ -105,13 +123,20 @@ def dispatch(
     json_path: Path | None,
     results: Path | None,
 ) -> None:
-    """Figure 5 of the paper: dispatches per second of every system, interleaved."""
-    from pathways.bench import dispatch_report
+    """Figure 5 of the paper: dispatches per second of every system, interleaved.
+
+    With --machines, calls on hosts that agents brought, beside those on one machine and bare round trips.
+    """
+    from pathways.bench import dispatch_report, far_dispatch, far_transfer
 
     try:
+        if machines:
+            known = _rivals(rivals, far_transfer.RIVALS)
+            _publish(far_dispatch.run(machines, known, repeats, seconds), json_path, results)
+            return
         report = dispatch_report.run(
             shapes=[(h, d) for h in hosts for d in devices],
-            names=list(dict.fromkeys(_names(systems) + _names(rivals))),
+            names=list(dict.fromkeys(_names(systems) + _rivals(rivals, ["jax"]))),
             kinds=_names(kinds),
             collective={"both": (True, False), "yes": (True,), "no": (False,)}[collective],
             repeats=repeats,
@@ -174,33 +199,68 @@ def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None
 
 
 @bench.command()
-@click.option("--rivals", default="memcpy,jax_transfer", show_default=True, help="Any of memcpy, jax_transfer.")
+@_machines
+@click.option(
+    "--rivals",
+    help="Any of memcpy, jax_transfer (all by default); between machines any of tls, tcp, grpc, jax_transfer.",
+)
 @click.option("--devices", type=_Integers(), default="1,2", show_default=True, help="CPU devices per host.")
-@click.option("--kib", type=_Integers(), default="4,16,64,256,1024,4096,16384,65536", show_default=True)
+@click.option(
+    "--kib",
+    type=_Integers(),
+    help="Sizes; by default 4,16,64,256,1024,4096,16384,65536, and 4,1024,65536 between machines.",
+)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.01), default=0.3, show_default=True, help="Length of one run.")
 @_plot
 @_out
 @_results
 def transfer(
-    rivals: str,
+    machines: int,
+    rivals: str | None,
     devices: tuple[int, ...],
-    kib: tuple[int, ...],
+    kib: tuple[int, ...] | None,
     repeats: int,
     seconds: float,
     plot_path: Path | None,
     json_path: Path | None,
     results: Path | None,
 ) -> None:
-    """Bytes between two host processes of one machine, rows to rows and rows to columns, beside rivals."""
+    """Bytes between two host processes of one machine, rows to rows and rows to columns, beside rivals.
+
+    With --machines, between those of two machines.
+    """
     from pathways.bench import plot
     from pathways.bench import transfer as transfers
 
+    if machines:
+        _transfer_between(machines, rivals, kib, repeats, seconds, json_path, results)
+        return
+    sizes = [1024 * size for size in kib] if kib else transfers.SIZES
     try:
-        report = transfers.run(_names(rivals), devices, [1024 * size for size in kib], repeats, seconds)
+        report = transfers.run(_rivals(rivals, transfers.RIVALS), devices, sizes, repeats, seconds)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     _draw(plot.transfers, report, plot_path, results)
+    _publish(report, json_path, results)
+
+
+def _transfer_between(
+    machines: int,
+    rivals: str | None,
+    kib: tuple[int, ...] | None,
+    repeats: int,
+    seconds: float,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    from pathways.bench import far_transfer
+
+    sizes = [1024 * size for size in kib or (4, 1024, 65536)]
+    try:
+        report = far_transfer.run(machines, _rivals(rivals, far_transfer.RIVALS), sizes, repeats, seconds)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     _publish(report, json_path, results)
 
 

@@ -30,7 +30,7 @@ METHOD = (
 OURS = ("pathways", "machines")
 #: What 64 MiB per device must reach, over which rival.
 GOALS = {("memcpy", "pathways"): 0.7, ("jax_transfer", "pathways"): 4.0, ("jax_transfer", "machines"): 1.0}
-_TIMEOUT = 300.0
+TIMEOUT = 300.0
 #: Whom nobody stops: its hosts would be taken for lost. Without work they wake once a second.
 _NEVER_STOPPED = ("machines",)
 
@@ -43,7 +43,7 @@ def _started(names: Sequence[str], devices: int, notes: list[str]) -> Iterator[d
         for name in names:
             child = processes.Child("pathways.bench.transfer_systems", [name])
             try:
-                child.ask("start", devices, timeout=_TIMEOUT)
+                child.ask("start", devices, timeout=TIMEOUT)
             except processes.ChildError as error:
                 child.kill()
                 notes.append(f"{name}, {devices} devices per host, is not measured: {error}")
@@ -65,7 +65,7 @@ def _rest(name: str, child: processes.Child) -> None:
 def _turn(name: str, child: processes.Child, *request: Any) -> dict[str, float]:
     child.thaw()
     try:
-        answer: dict[str, float] = child.ask(*request, timeout=_TIMEOUT)
+        answer: dict[str, float] = child.ask(*request, timeout=TIMEOUT)
     finally:
         _rest(name, child)
     return answer

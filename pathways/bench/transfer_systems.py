@@ -55,10 +55,16 @@ class Pathways:
         """Starts the cluster."""
         import pathways as pw
 
-        target = pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=devices, machines=self.machines)
-        self._stack.enter_context(pw.connect(target))
+        self._stack.enter_context(self._connect(devices))
         both = pw.make_virtual_device_set()
         self._here, self._there = (both.add_slice(devices=devices, island=island) for island in (0, 1))
+
+    def _connect(self, devices: int) -> Any:
+        import pathways as pw
+
+        return pw.connect(
+            pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=devices, machines=self.machines)
+        )
 
     def _source(self, nbytes: int, devices: int) -> Any:
         import jax
@@ -188,37 +194,42 @@ class JaxTransfer:
         self._peer = processes.Child("pathways.bench.transfer_systems", ["jax_sender"])
         self._link = self._server.connect(self._peer.ask("start", devices, timeout=_PATIENCE))
 
-    def measure(self, nbytes: int, devices: int, reshards: bool, seconds: float) -> dict[str, float]:
-        """As `Pathways.measure`."""
+    def offer(self, count: int, nbytes: int, devices: int) -> list[int]:
+        """The numbers by which `count` arrays can be pulled now."""
+        assert self._peer is not None
+        numbers = [next(self._numbers) for _ in range(count)]
+        self._peer.ask("offer", numbers, nbytes, devices, timeout=_PATIENCE)
+        return numbers
+
+    def puller(self, nbytes: int, devices: int, reshards: bool) -> Callable[[int], Any]:
+        """Pulls the array of a number."""
         import jax
         from jax.sharding import NamedSharding, PartitionSpec
 
-        assert self._peer is not None
-        peer = self._peer
         mesh = jax.make_mesh((devices,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
         sharding = NamedSharding(mesh, PartitionSpec("x"))
         columns = NamedSharding(mesh, PartitionSpec(None, "x"))
         spec = jax.ShapeDtypeStruct(_side(nbytes, devices), "float32", sharding=sharding)
 
-        def offer(count: int) -> list[int]:
-            numbers = [next(self._numbers) for _ in range(count)]
-            peer.ask("offer", numbers, nbytes, devices, timeout=_PATIENCE)
-            return numbers
-
         def pull(number: int) -> Any:
             (value,) = self._link.pull(number, [spec])
             return jax.device_put(value, columns) if reshards else value
 
+        return pull
+
+    def measure(self, nbytes: int, devices: int, reshards: bool, seconds: float) -> dict[str, float]:
+        """As `Pathways.measure`."""
+        pull = self.puller(nbytes, devices, reshards)
         window = in_flight(nbytes * devices)
         taken: list[float] = []
         runs: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or not runs:
-            for number in offer(3):
+            for number in self.offer(3, nbytes, devices):
                 begin = time.perf_counter()
                 pull(number).block_until_ready()
                 taken.append(time.perf_counter() - begin)
-            numbers = offer(window)
+            numbers = self.offer(window, nbytes, devices)
             begin = time.perf_counter()
             for value in [pull(number) for number in numbers]:
                 value.block_until_ready()
