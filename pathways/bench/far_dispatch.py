@@ -26,7 +26,7 @@ METHOD = (
     "counted them) on a bare Python socket (TLS 1.3 with mutual certificates, or TCP) or stream of gRPC, and the "
     "pull of one number by jax.experimental.transfer. All repeats together. 'added' is the difference to the same "
     "call on one machine, paired by repeat: what the link adds. OpByOp: calls per second of x + 1 on one device "
-    "per machine, the machines in turn, each machine's call on the result of its last one, at most 64 in flight; "
+    "per machine, the machines in turn, each machine's call on the result of its last one, at most 64 in flight each; "
     "the same hosts are on one machine or brought by agents."
 )
 

@@ -21,7 +21,7 @@ STREAMS = (1, 2, 3, 4)
 #: Calls before those that are timed.
 WARM_UP = 20
 _START_TIMEOUT = 300.0
-#: Calls in flight at most, on all machines together.
+#: Calls in flight at most on each machine, as in `systems.base`.
 _WINDOW = 64
 
 
@@ -111,7 +111,7 @@ class Calls:
 
         machines = len(self._steps)
         values, markers = list(self._zeros), list(self._zeros)
-        rounds, half = -(-count // machines), _WINDOW // 2 // machines
+        rounds, half = -(-count // machines), _WINDOW // 2
         begin = time.perf_counter()
         for at in range(rounds):
             for number, step in enumerate(self._steps):
