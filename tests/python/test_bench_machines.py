@@ -1,10 +1,11 @@
-"""`pathways bench transfer|dispatch --machines 2`: arguments, tables, goals, bare connections, and a short real run."""
+"""`pathways bench transfer|dispatch --machines 2`: arguments, tables, goals and bare connections.
+
+A real run, which starts three clusters, is in `tests/stress/test_bench_machines_run.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import pathlib
 from typing import Any
 
 import click.testing
@@ -122,21 +123,3 @@ def test_a_system_that_does_not_start_is_a_note() -> None:
         assert list(children) == ["tcp"]
     (note,) = notes
     assert note.startswith("nobody is not measured: ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["transfer", "dispatch"])
-def test_a_short_run(what: str, tmp_path: pathlib.Path) -> None:
-    sizes = ("--kib", "4") if what == "transfer" else ()
-    results = tmp_path / "results"
-    result = bench(what, "--machines", "2", *sizes, "--repeats", "1", "--seconds", "0.05", "--results", str(results))
-    assert result.exit_code == 0, result.output
-    (written,) = results.glob("*.json")
-    assert written.name.startswith(f"{what}-machines-")
-    report: dict[str, Any] = json.loads(written.read_text())
-    rows = report["rows" if what == "transfer" else "round_trips"]
-    expected = far_systems.TRANSFERS if what == "transfer" else far_systems.CALLS
-    assert {row["system"] for row in rows} == set(expected), report["notes"]
-    assert report["goals"]
-    (page,) = results.glob("*.md")
-    assert "machines tls" in page.read_text()
