@@ -28,6 +28,10 @@ SILENCE_S = 4.5
 _BUFFER_BYTES = 1 << 20
 
 
+def _nobody(why: str) -> None:
+    """Hears of the end of a link that was closed."""
+
+
 class LinkThreads:
     """Runs one end of a link until it breaks or is closed. Any thread may call any method."""
 
@@ -68,6 +72,7 @@ class LinkThreads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join()
         self._link.close()
+        self._on_broken = _nobody  # it may name what holds this object
 
     def _end(self) -> bool:
         """Makes both threads end. True for the call that did it."""

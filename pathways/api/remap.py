@@ -235,11 +235,21 @@ class _Move:
             if state == "failed":
                 failed = True
                 if native.wait(array) != "failed":
-                    text = native.error_text(fresh.raw_handle)
-                    raise errors.from_text(text, errors.ComputationError)
+                    raise self._unmoved(array, native.error_text(fresh.raw_handle))
         while failed and native.in_flight:  # other hosts may still speak of what failed on one
             native.pause(0.001)
             native.check_alive()
+
+    def _unmoved(self, array: Array, text: str) -> errors.PathwaysError:
+        """Why an array that was there has not come to its new place."""
+        error = errors.from_text(text, errors.ComputationError)
+        if not isinstance(error, errors.HostLostError):
+            return error
+        what = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+        return errors.HostLostError(
+            f"an array {what} on {self._slice!r} cannot move: {error} If it is the array that was lost with that host, "
+            "delete it (array.delete()), and move the slice again"
+        )
 
     def _rename(self, pairs: list[tuple[Array, Array]]) -> None:
         """From here on the names mean the fresh buffers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 
 from pathways import errors
@@ -64,7 +65,10 @@ class Draining:
             ConnectError: there is no such machine, island or host.
             SliceError: slices still lie there after the time; nothing is drained. The message names them, their
                 clients, and why they have not moved.
+            OptionError: the timeout is no number of seconds.
         """
+        if not 0 <= request.timeout_s < math.inf:  # NaN, too
+            raise errors.OptionError(f"drain expects timeout= seconds, 0 or more, got {request.timeout_s:g}")
         target = self._target(request)
         resources = self._cluster.resources
         closed = set(target.hosts) - resources.drained

@@ -57,8 +57,9 @@ class FarConnection(Connection):
         """See `Connection`."""
         self.has_segment.set()  # who waits for it sees that the connection is closed
         self.end_session()
-        if self.far is not None:
-            asyncio.get_running_loop().run_in_executor(None, self.far.close)
+        far, self.far, self.link = self.far, None, None
+        if far is not None:
+            asyncio.get_running_loop().run_in_executor(None, far.close)
 
 
 class FarClients:

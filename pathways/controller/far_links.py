@@ -56,7 +56,12 @@ class FarLink:
             self.threads.close()
         else:
             self.native.close()
+        self.on_lost = _nobody  # who hears of it and the link name each other: so the memory goes now
         self.is_over.set()
+
+
+def _nobody(why: str) -> None:
+    """Hears of the end of a link that was closed."""
 
 
 class LinkDoor:

@@ -165,10 +165,12 @@ class StreamListener:
         """Ends all streams, and takes no more."""
         with self._lock:
             self._is_over = True
-            connections = [*self._connections, *self._answers.values()]
-        for connection in (self._listener, *connections):
+            served, waiting = list(self._connections), list(self._answers.values())
+            self._answers.clear()
+        for connection in (self._listener, *served, *waiting):
             end(connection)
-        self._listener.close()
+        for connection in (self._listener, *waiting):  # those that are served are closed by their threads
+            connection.close()
 
     def _accept(self) -> None:
         while not self._is_over:

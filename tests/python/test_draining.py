@@ -307,6 +307,9 @@ def test_what_makes_no_sense(cluster: pw.Cluster) -> None:
         for call in (cluster.drain, cluster.undrain):
             with pytest.raises(pw.errors.ConnectError, match=words):
                 call(**what)  # type: ignore[operator]
+    for timeout in (float("nan"), -1.0, float("inf")):
+        with pytest.raises(pw.errors.OptionError, match="seconds"):
+            cluster.drain(host=0, timeout=timeout)
     with pw.connect() as embedded, pytest.raises(pw.errors.ConnectError, match="this process itself"):
         embedded.drain(host=0)
     assert drained(cluster) == []

@@ -81,6 +81,21 @@ def test_it_works_as_on_the_machine_itself(machines: MachineCluster) -> None:
     assert not os.path.exists(directory)
 
 
+def test_nothing_of_a_client_is_kept(machines: MachineCluster) -> None:
+    """A controller that runs for months must not keep a descriptor of each client that was there."""
+    folder = f"/proc/{machines.handle.control.controller_pid}/fd"
+
+    def come_and_go() -> None:
+        with machines.connect_far() as far:
+            assert float(placed(far)(np.float32(1))) == 3.0
+
+    come_and_go()
+    before = len(os.listdir(folder))
+    for _ in range(5):
+        come_and_go()
+    eventually(lambda: len(os.listdir(folder)) < before + 5, "descriptors of clients that have left are closed", 20)
+
+
 def test_errors_deadlines_and_cancelling(machines: MachineCluster) -> None:
     with machines.connect_far() as far:
         where = pw.make_virtual_device_set(far).add_slice(devices=2, island=1)
