@@ -384,7 +384,7 @@ def test_a_host_that_is_lost_meanwhile(start: Callable[..., Any]) -> None:
         kept, lost = pw.device_put(VALUE, here, P("x")), pw.device_put(VALUE, there, P("x"))
         kept.block_until_ready(), lost.block_until_ready()
         os.kill(cluster.stats()["hosts"][1]["pid"], signal.SIGKILL)
-        with pytest.raises(pw.errors.HostLostError):
+        with pytest.raises(pw.errors.HostLostError, match="delete it"):
             there.resize((4,))
         assert there.shape == (2,)
         here.resize((4,))
