@@ -123,6 +123,7 @@ class Test {
  public:
   virtual ~Test() = default;
   static bool HasFailure() { return internal::g_failed; }
+  static bool HasFatalFailure() { return internal::g_failed; }  // ASSERT and EXPECT count alike
   template <class T>
   static void minitest_run() {
     T test;
