@@ -65,7 +65,14 @@ def do_start(session: dict[str, Any], address: str, folder: str, machines: str) 
 def do_connect(session: dict[str, Any], port: str, token: str) -> int:
     os.environ["PATHWAYS_TOKEN"] = token
     session.clear()
-    session["cluster"] = pw.connect(port, name="laptop")
+    began = time.monotonic()
+    while "cluster" not in session:
+        try:
+            session["cluster"] = pw.connect(port, name="laptop")
+        except pw.errors.ConnectError:  # a cable was plugged in just now, and the network does not know it yet
+            if time.monotonic() - began > 20:
+                raise
+            time.sleep(0.5)
     return int(session["cluster"].client_id)
 
 

@@ -29,6 +29,7 @@ from machines import MachineCluster
 
 import pathways as pw
 from pathways.cluster import operator
+from pathways.cluster.drain_target import DrainTarget
 from pathways.process.run_directory import authority_folder
 from pathways.trust import Role, Tokens
 
@@ -198,7 +199,7 @@ def test_a_far_client_may_not_operate(machines: MachineCluster) -> None:
             lambda: far._control.shutdown(),
             lambda: far._control.suspend(near.client_id, False, time.sleep),
             lambda: far._control.limit(near.client_id, {"weight": 2.0}),
-            lambda: far._control.drain("m0", 1.0, True),
+            lambda: far._control.drain(DrainTarget.of("m0"), 1.0, True),
         ):
             with pytest.raises(pw.errors.PermissionDeniedError, match="token of the role operator"):
                 what()
@@ -216,7 +217,7 @@ def test_an_operator_may(machines: MachineCluster) -> None:
         with operator.record(machines.port) as recording:
             assert recording is not None
         with pytest.raises(pw.errors.ConnectError, match="no machine"):
-            operator.drain(machines.port, "nobody", 1.0, False)
+            operator.drain(machines.port, DrainTarget.of("nobody"), 1.0, False)
 
 
 def test_roles_that_may_not(machines: MachineCluster) -> None:
@@ -258,6 +259,7 @@ def test_a_token_file_and_the_address_of_the_environment(
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_forked_child_ends_nothing(machines: MachineCluster) -> None:
     with machines.connect_far() as far:
         f = placed(far)
