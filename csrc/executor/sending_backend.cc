@@ -135,7 +135,7 @@ SendState SendingBackend::write_rows(const NodeContext& where, const RowWrite& w
   for (size_t i = 0; i < write.rooms.size(); ++i) {
     const Room& room = write.rooms[i];
     for (const size_t half : {size_t{0}, size_t{1}}) {
-      const size_t block = 2 * write.places[i] + half;
+      const size_t block = size_t{2} * write.places[i] + half;
       if (!copies->copy_plan.writes(block)) continue;
       job.targets[block] = find_block(write.host, half == 0 ? room.rows : room.numbers, blocks[block]);
       if (job.targets[block] == nullptr) return SendState::kFailed;

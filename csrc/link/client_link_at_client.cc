@@ -62,7 +62,7 @@ bool ClientLinkAtClient::lease(std::span<const std::byte> bytes, FrameWriter& to
   const auto& [record, is_fetch, handle] = *command;
   if (lent_.has(kSelf, record.lease_at, handle, is_fetch)) return send_data(to);  // the record found no room before
   if (!to.fits(sizeof(LeaseFrame) + sizeof record.lease_stamp)) return false;
-  const uint64_t lease = lent_.lend(kSelf, record.lease_at, {handle, record.lease_bytes, is_fetch, {}});
+  const uint64_t lease = lent_.lease_out(kSelf, record.lease_at, {handle, record.lease_bytes, is_fetch, {}});
   const LeaseFrame frame{record.lease_at, record.lease_bytes, is_fetch ? record.token : 0, lease};
   std::byte* at = to.begin(FrameKind::kLease, record.group, 0, sizeof frame + sizeof record.lease_stamp);
   std::memcpy(at, &frame, sizeof frame);

@@ -51,8 +51,8 @@ class LentBlocks {
     const auto lent = lent_.find({client, offset});
     return lent != lent_.end() && lent->second.handle == handle && lent->second.is_fetch == is_fetch;
   }
-  /// Lends a block; returns the lease's number. No two have the same.
-  uint64_t lend(uint32_t client, uint64_t offset, Lent lent) {
+  /// Leases out a block; returns the lease's number. No two have the same.
+  uint64_t lease_out(uint32_t client, uint64_t offset, Lent lent) {
     lent.lease = ++last_;
     lent_.insert_or_assign(Key{client, offset}, std::move(lent));
     return last_;

@@ -29,6 +29,8 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "link/frames.h"
@@ -102,9 +104,13 @@ class Link : public std::enable_shared_from_this<Link> {
 
   bool send_data(FrameWriter& to);
   void keep(Outbox& box, std::span<const std::byte> record);
-  void add_bell(DoorbellWord* word, std::shared_ptr<const void> keep) { bells_to_add_.push_back({word, keep}); }
+  void add_bell(DoorbellWord* word, std::shared_ptr<const void> keep) {
+    bells_to_add_.push_back({word, std::move(keep)});
+  }
   /// The collecting thread may sleep on it now, and it alone may change the set of doorbells.
-  void remove_bell(DoorbellWord* word, std::shared_ptr<const void> keep) { bells_to_remove_.push_back({word, keep}); }
+  void remove_bell(DoorbellWord* word, std::shared_ptr<const void> keep) {
+    bells_to_remove_.push_back({word, std::move(keep)});
+  }
   void enqueue_word(FrameKind kind, uint64_t word);
   [[noreturn]] static void refuse(const std::string& why);
   /// The first bytes of a payload. Throws Error(kInvalid) when it has fewer; `what` it should be.

@@ -66,7 +66,7 @@ bool MachineLink::lease(uint32_t number, std::span<const std::byte> bytes, Frame
   if (here.empty()) here.push_back(number);
   const size_t hosts_bytes = here.size() * sizeof(uint32_t);
   if (!to.fits(sizeof(LeaseFrame) + hosts_bytes)) return false;
-  const uint64_t lease = lent_.lend(header.client, record.lease_at, {handle, record.lease_bytes, is_fetch, here});
+  const uint64_t lease = lent_.lease_out(header.client, record.lease_at, {handle, record.lease_bytes, is_fetch, here});
   const LeaseFrame frame{record.lease_at, record.lease_bytes, is_fetch ? record.token : 0, lease};
   std::byte* at =
       to.begin(FrameKind::kLease, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);

@@ -34,7 +34,7 @@ def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
         with _way_to(address) as way:
             return wire.load_stats(_answer(address, way, "Stats", Empty(), timeout_s))
     # Without a connection: this must work even when the controller's loop is too busy to open one.
-    return wire.load_stats(_answer(address, _Way(Address.parse(address).control, ""), "Stats", Empty(), timeout_s))
+    return wire.load_stats(_answer(address, _Access(Address.parse(address).control, ""), "Stats", Empty(), timeout_s))
 
 
 def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
@@ -146,7 +146,7 @@ def client_request(kind: Any, client: int, **fields: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Way:
+class _Access:
     """Where the controller's gRPC server is reached, and the secret of this process's connection."""
 
     control: str
@@ -154,18 +154,18 @@ class _Way:
 
 
 @contextlib.contextmanager
-def _way_to(address: str) -> Iterator[_Way]:
+def _way_to(address: str) -> Iterator[_Access]:
     """A connection to a cluster, of this machine or of another one."""
     if is_far(address):
         with ControllerSession(WayIn.find(address, dict(os.environ), "operator")) as session:
-            yield _Way(f"unix:{session.control}", session.token)
+            yield _Access(f"unix:{session.control}", session.token)
         return
     where = Address.parse(address)
     with contextlib.closing(open_connection(address, where)) as connection:
         message, fds = first_message(address, connection)
         for fd in fds:
             os.close(fd)
-        yield _Way(where.control, message["token"])
+        yield _Access(where.control, message["token"])
 
 
 def _operate(address: str, method: str, request: Any) -> Any:
@@ -173,7 +173,7 @@ def _operate(address: str, method: str, request: Any) -> Any:
         return _answer(address, way, method, request, None)
 
 
-def _answer(address: str, way: _Way, method: str, request: Any, timeout_s: float | None) -> Any:
+def _answer(address: str, way: _Access, method: str, request: Any, timeout_s: float | None) -> Any:
     with grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
         try:
             call = getattr(rpc.ControllerStub(channel), method)

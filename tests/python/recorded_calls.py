@@ -30,7 +30,7 @@ def recorded(method: str, messages: list[bytes]) -> bytes:
     said = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def carry(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
+        def send_over(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
             with contextlib.suppress(OSError):
                 while data := source.recv(65536):
                     keep += data
@@ -39,8 +39,8 @@ def recorded(method: str, messages: list[bytes]) -> bytes:
         def relay() -> None:
             near, far = listener.accept()[0], socket.create_connection(("127.0.0.1", port))
             with near, far:
-                threading.Thread(target=carry, args=(far, near, bytearray()), daemon=True).start()
-                carry(near, far, said)
+                threading.Thread(target=send_over, args=(far, near, bytearray()), daemon=True).start()
+                send_over(near, far, said)
 
         thread = threading.Thread(target=relay)
         thread.start()

@@ -28,7 +28,7 @@ struct OneClient {
   }
   ~OneClient() { hub.remove_client(kClient); }
 
-  void carry(Link& from, Link& to) {
+  void send_over(Link& from, Link& to) {
     size_t count = from.collect(buffer);
     for (size_t at = 0; at < count;) {  // in pieces, cut anywhere
       const size_t piece = std::min(count - at, 1 + random() % 100'000);
@@ -38,8 +38,8 @@ struct OneClient {
   }
   void transmit() {
     for (int i = 0; i < 20; ++i) {
-      carry(*far.at_client, *far.at_home);
-      carry(*far.at_home, *far.at_client);
+      send_over(*far.at_client, *far.at_home);
+      send_over(*far.at_home, *far.at_client);
       pass_time(10'000'000);
     }
   }
@@ -209,7 +209,7 @@ TEST(ClientLink, TimesAreDurations) {
   const ErrorText late = make_error_text("late");
   uint64_t result = 0;
   ASSERT_EQ(one.far.client.submit({1, kGroup, {1}}, {}, &result, {}, agent_clock_ns + 7'000, &late), Status::kOk);
-  one.carry(*one.far.at_client, *one.far.at_home);
+  one.send_over(*one.far.at_client, *one.far.at_home);
   const Bytes record = next(one.from_client);
   ASSERT_FALSE(record.empty());
   EXPECT_EQ(read_record<int64_t>(std::span(record).last(8)), home_clock_ns + 7'000);
@@ -273,8 +273,8 @@ TEST(ClientLink, WhatNobodyReadsStaysInTheRing) {
     for (int i = 0; i < 100; ++i) {
       while (one.far.client.command(CommandKind::kBackend, kGroup, {}, Handle{sent + 1}, payload) == Status::kOk)
         ++sent;
-      one.carry(*one.far.at_client, *one.far.at_home);
-      one.carry(*one.far.at_home, *one.far.at_client);
+      one.send_over(*one.far.at_client, *one.far.at_home);
+      one.send_over(*one.far.at_home, *one.far.at_client);
     }
   };
   fill();
@@ -304,8 +304,8 @@ TEST(ClientLink, WhatTheClientDoesNotReadStaysAtHome) {
         ++told;
       }
       one.to_client.publish();
-      one.carry(*one.far.at_home, *one.far.at_client);
-      one.carry(*one.far.at_client, *one.far.at_home);
+      one.send_over(*one.far.at_home, *one.far.at_client);
+      one.send_over(*one.far.at_client, *one.far.at_home);
     }
   };
   tell();
