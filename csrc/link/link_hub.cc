@@ -91,12 +91,17 @@ std::vector<uint32_t> LinkHub::group(uint32_t number) {
 
 bool LinkHub::complete(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(FutureDoneRecord)) return false;
-  const std::lock_guard lock(mutex_);
-  const auto found = clients_.find(read_record<FutureDoneRecord>(bytes).header.client);
-  if (found == clients_.end()) return are_runs_whole(bytes);  // the client is gone: nobody waits
-  if (found->second.link == nullptr) return complete_future(found->second.view, bytes);
   if (!are_runs_whole(bytes)) return false;
-  found->second.link->enqueue(FrameKind::kFutureDone, 0, 0, bytes);
+  std::shared_ptr<Link> link;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = clients_.find(read_record<FutureDoneRecord>(bytes).header.client);
+    if (found == clients_.end()) return true;  // the client is gone: nobody waits
+    if (found->second.link == nullptr) return complete_future(found->second.view, bytes);
+    link = found->second.link;
+  }
+  // Its sender may hold the queue while it copies a block: only who speaks to this client waits for that.
+  link->enqueue(FrameKind::kFutureDone, 0, 0, bytes);
   return true;
 }
 

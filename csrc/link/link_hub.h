@@ -7,7 +7,7 @@
 ///                  cluster has (link.h checks senders, the hub destinations); or a client that is here. So a machine
 ///                  can speak for its own hosts only, and what is on its way when a host is lost reaches no successor.
 ///
-/// Threading: any thread. Locks: a link's, then the hub's, then that of a link's queue; never the other way.
+/// Threading: any thread. Locks: a link's, then the hub's or that of a link's queue; never the other way.
 #pragma once
 
 #include <cstdint>

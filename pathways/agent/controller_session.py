@@ -13,18 +13,25 @@ import re
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
 from pathways.agent.tunnel import TunnelServer, send_again_soon
 from pathways.process.run_directory import state_folder
-from pathways.trust import Address, Credentials, Renewal, certificate_in, check_name, dial_answered, renewed_at
+from pathways.trust import (
+    Address,
+    Credentials,
+    Renewal,
+    certificate_in,
+    check_name,
+    dial_answered,
+    given_token,
+    renewed_at,
+)
 
 SCHEME = "pathways://"
 PLAINTEXT_SCHEME = "pathways+plaintext://"
-
-TOKEN_VARIABLE = "PATHWAYS_TOKEN"
-TOKEN_FILE_VARIABLE = "PATHWAYS_TOKEN_FILE"
 
 
 def is_far(address: str) -> bool:
@@ -46,7 +53,7 @@ class WayIn:
         return {"address": self.address, "name": self.name, "credentials": self.credentials}
 
     @classmethod
-    def find(cls, address: str, environment: dict[str, str], role: str) -> WayIn:
+    def find(cls, address: str, environment: Mapping[str, str], role: str) -> WayIn:
         """The way in to a port: with the certificate that was got before, or with the token that the environment names.
 
         Args:
@@ -59,12 +66,12 @@ class WayIn:
             OptionError: the file of the token cannot be read.
             PermissionDeniedError: there is no token and no certificate, or they are no good.
         """
-        token, name = _token(environment), _own_name()
+        token, name = given_token(None, environment), _own_name()
         if address.startswith(PLAINTEXT_SCHEME):
             where = Address.parse(SCHEME + address.removeprefix(PLAINTEXT_SCHEME))
             if not token:
                 raise errors.PermissionDeniedError(
-                    f"a cluster without encryption asks for a token each time: set {TOKEN_FILE_VARIABLE} to a file "
+                    "a cluster without encryption asks for a token each time: set PATHWAYS_TOKEN_FILE to a file "
                     f"with what `pathways token --role {role}` printed on the controller's machine"
                 )
             return cls(where.endpoint, name, token=token)
@@ -89,7 +96,7 @@ class ControllerSession:
             PermissionDeniedError: the certificate or the token is no good, or its role may not do this.
         """
         if not way.credentials and not way.token:
-            way = dataclasses.replace(way, token=_token(dict(os.environ)))
+            way = dataclasses.replace(way, token=given_token(None, os.environ))
         self._way = way
         self._credentials: Renewal | None = None
         if way.credentials:
@@ -124,18 +131,6 @@ class ControllerSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _token(environment: dict[str, str]) -> str:
-    if text := environment.get(TOKEN_VARIABLE, "").strip():
-        return text
-    if not (path := environment.get(TOKEN_FILE_VARIABLE)):
-        return ""
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, ValueError) as error:
-        raise errors.OptionError(f"the token file {path} cannot be read: {error}") from None
 
 
 def _own_name() -> str:

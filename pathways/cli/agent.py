@@ -12,8 +12,6 @@ import click
 from pathways import errors
 from pathways.process.run_directory import state_folder
 
-TOKEN_VARIABLE = "PATHWAYS_TOKEN"
-
 
 @click.command(short_help="Join a cluster with this machine.")
 @click.argument("address")
@@ -44,9 +42,10 @@ def agent(address: str, token_file: str | None, credentials: str | None, insecur
     ends it.
     """
     from pathways.cluster.agent_launcher import AgentHandle
+    from pathways.trust import given_token
 
     name = what.pop("name") or socket.gethostname().split(".")[0]
-    token = _token(token_file)
+    token = given_token(token_file, os.environ)
     kept = None if insecure_plaintext else credentials or os.path.join(state_folder(), f"agent-{name}.pem")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -66,13 +65,3 @@ def agent(address: str, token_file: str | None, credentials: str | None, insecur
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _token(path: str | None) -> str:
-    if path is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip()
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, ValueError) as error:
-        raise errors.OptionError(f"the token file {path} cannot be read: {error}") from None

@@ -29,7 +29,10 @@ class Address:
         """
         scheme, _, path = address.partition(":")
         if scheme != "unix" or not path:
-            raise errors.ConnectError(f"expected an address like unix:/path/control.sock, got {address!r}")
+            raise errors.ConnectError(
+                f"expected an address like unix:/path/control.sock, got {address!r}; a cluster on another machine "
+                "has an address like pathways://HOST:PORT"
+            )
         path = os.path.abspath("/" + path.lstrip("/") if path.startswith("//") else path)
         if os.path.isdir(path):
             path = os.path.join(path, "control.sock")

@@ -14,10 +14,11 @@ def connect_to(address: str, terms: ClientTerms) -> RemoteControl:
         PermissionDeniedError: a cluster on another machine does not let this process in.
         UnsupportedVersionError: the cluster runs another release, jax or jaxlib.
     """
-    if address.startswith("unix:"):
-        return connect_unix(address, terms=terms)
     # What is needed for other machines takes a while to import.
-    from pathways.agent.controller_session import is_far
-    from pathways.cluster.far_client import connect_far
+    if address.startswith("pathways"):
+        from pathways.agent.controller_session import is_far
+        from pathways.cluster.far_client import connect_far
 
-    return connect_far(address, terms=terms) if is_far(address) else connect_unix(address, terms=terms)
+        if is_far(address):
+            return connect_far(address, terms=terms)
+    return connect_unix(address, terms=terms)

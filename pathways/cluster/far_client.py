@@ -45,7 +45,7 @@ def connect_far(
     """
     run_directory.sweep()
     sizes = ClientSizes()
-    way = WayIn.find(address, dict(os.environ), "client")
+    way = WayIn.find(address, os.environ, "client")
     link = _LinkProcess(way, sizes)
     try:
         link.wait_listening()

@@ -157,7 +157,7 @@ class _Access:
 def _way_to(address: str) -> Iterator[_Access]:
     """A connection to a cluster, of this machine or of another one."""
     if is_far(address):
-        with ControllerSession(WayIn.find(address, dict(os.environ), "operator")) as session:
+        with ControllerSession(WayIn.find(address, os.environ, "operator")) as session:
             yield _Access(f"unix:{session.control}", session.token)
         return
     where = Address.parse(address)

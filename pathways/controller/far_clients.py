@@ -16,14 +16,13 @@ import dataclasses
 import secrets
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from pathways import errors
 from pathways.agent.tunnel import send_again_soon, splice_to
 from pathways.controller.connections import Connections
-from pathways.controller.far_links import FarLink, LinkDoor
+from pathways.controller.far_links import OPEN_TIMEOUT_S, FarLink, LinkDoor
 from pathways.controller.records import Connection
 from pathways.process.config import ClientSizes
 from pathways.trust import Identity, Port, Role
@@ -40,7 +39,7 @@ class FarConnection(Connection):
 
     identity: Identity = dataclasses.field(kw_only=True)
     far: FarLink | None = None
-    is_over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    is_served: bool = False  # its thread waits for its end
     end_session: Callable[[], object] = lambda: None
 
     @property
@@ -74,7 +73,6 @@ class FarClients:
         self._control_path = control_path
         self._loop = asyncio.get_running_loop()
         self._door = LinkDoor(self._open, self._opened)
-        self._admitted: dict[int, FarConnection] = {}  # by the identity of the first line, until it is served
 
     def serve_at(self, port: Port) -> None:
         """Says what the port does for clients and operators."""
@@ -83,7 +81,8 @@ class FarClients:
         self._door.serve_at(port, "client", _ROLES)
 
     def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        connection = self._admitted.pop(id(hello))
+        connection: FarConnection = hello["connection"]
+        connection.is_served = True
         send_again_soon(sock)
         # (`SSLSocket.shutdown` would take away the TLS state that `recv` uses.)
         connection.end_session = lambda: _shut(sock)
@@ -100,7 +99,8 @@ class FarClients:
         bell = self._native.bell_segment()
         connection = FarConnection(next(self._connections.numbers), 0, secrets.token_hex(16), bell, identity=identity)
         self._connections.add(connection)
-        self._admitted[id(hello)] = connection
+        hello["connection"] = connection  # for `_serve_session`, which gets the same first line
+        self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, connection)
         return {"session": connection.token}
 
     def _open(self, identity: Identity, hello: dict[str, Any]) -> tuple[FarLink, dict[str, Any]]:
@@ -125,6 +125,11 @@ class FarClients:
         for connection in self._connections.open.values():
             if isinstance(connection, FarConnection) and connection.far is link:
                 connection.has_segment.set()
+
+    def _give_up(self, connection: FarConnection) -> None:
+        """A caller that has gone before it was told its secret is nobody's connection."""
+        if not connection.is_served:
+            self._lost(connection, "it has gone before it was served")
 
     def _lost(self, connection: FarConnection, why: str) -> None:
         print(f"the connection of {connection.who} is over: {why}", file=sys.stderr, flush=True)

@@ -77,7 +77,6 @@ class LinkDoor:
         """
         self._open_link = open_link
         self._on_open = on_open
-        self._opened: dict[int, FarLink] = {}  # by the identity of the caller's first line, until it is served
         self._by_token: dict[str, FarLink] = {}  # those that wait for their second connection
         self._loop = asyncio.get_running_loop()
 
@@ -97,7 +96,7 @@ class LinkDoor:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(OPEN_TIMEOUT_S)
 
     def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        link = self._opened.pop(id(hello))
+        link: FarLink = hello["link"]
         link.receiving = connection
         link.is_half_open.set()
         while not link.is_open and not link.is_over.wait(LOOK_S):
@@ -115,7 +114,7 @@ class LinkDoor:
 
     def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
         link, answer = self._open_link(identity, hello)
-        self._opened[id(hello)] = self._by_token[link.token] = link
+        hello["link"] = self._by_token[link.token] = link  # for `_serve_up`, which gets the same first line
         late = "it did not open the second connection of its link"
         self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, link, late)
         return {**answer, "session": link.token}

@@ -13,7 +13,7 @@ from pathways.trust.identity import Identity, Role, check_name, grpc_identity, s
 from pathways.trust.joining import certificate_in, join, renewed_at
 from pathways.trust.port import Port
 from pathways.trust.renewal import Renewal
-from pathways.trust.tokens import TokenRecord, Tokens, read_token
+from pathways.trust.tokens import TokenRecord, Tokens, given_token, read_token
 
 __all__ = [
     "Address",
@@ -30,6 +30,7 @@ __all__ = [
     "check_name",
     "dial",
     "dial_answered",
+    "given_token",
     "grpc_identity",
     "join",
     "read_token",

@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pathways import errors
@@ -245,6 +245,18 @@ def read_token(path: str) -> str:
     except errors.PermissionDeniedError as error:
         raise errors.PermissionDeniedError(f"{path}: {error}") from None
     return text
+
+
+def given_token(path: str | None, environment: Mapping[str, str]) -> str:
+    """The token that a process was given: that in the file `path`, or in the file that PATHWAYS_TOKEN_FILE names; else
+    the text in PATHWAYS_TOKEN. Empty: none.
+
+    Raises:
+        OptionError, PermissionDeniedError: see `read_token`.
+    """
+    if path := path or environment.get("PATHWAYS_TOKEN_FILE"):
+        return read_token(path)
+    return environment.get("PATHWAYS_TOKEN", "").strip()
 
 
 def _reason(record: TokenRecord, what: str, now: float) -> str:

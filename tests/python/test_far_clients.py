@@ -13,6 +13,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -28,10 +30,11 @@ from control_clusters import eventually
 from machines import MachineCluster
 
 import pathways as pw
+from pathways.agent.controller_session import WayIn
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
 from pathways.process.run_directory import authority_folder
-from pathways.trust import Role, Tokens
+from pathways.trust import Credentials, Role, Tokens, dialing
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +120,31 @@ def test_a_guest_at_home_is_not_disturbed(machines: MachineCluster) -> None:
         for _ in range(200):
             a, b = one(a) - X, other(b) - X
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_caller_that_is_gone_before_it_is_served(machines: MachineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection broke before it heard that it was let in: nothing of it stays, and a neighbour does not notice."""
+    folder = f"/proc/{machines.handle.control.controller_pid}/fd"
+    with machines.connect() as near, machines.way_in(Role.CLIENT):
+        f = placed(near)
+        np.asarray(f(X))
+        way = WayIn.find(machines.port, os.environ, "client")
+        own = Credentials.load(way.credentials)
+        before = len(os.listdir(folder))
+        monkeypatch.setattr(dialing, "read_answer", lambda sock, deadline: abort(sock))
+        for _ in range(20):
+            with pytest.raises(pw.errors.PathwaysError):
+                dialing.dial(way.address, own, "session")
+            np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
+        monkeypatch.undo()
+        eventually(lambda: len(os.listdir(folder)) <= before, "what the callers had is gone", 20)
+
+
+def abort(sock: socket.socket) -> Any:
+    """Resets a connection at once."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    raise ConnectionResetError
 
 
 def test_a_second_process_uses_the_certificate(machines: MachineCluster) -> None:

@@ -50,6 +50,26 @@ inline Bytes next(ByteRing::Consumer& ring) {
   return record;
 }
 
+/// A frame as it lies on the connection.
+inline Bytes frame(FrameKind kind, uint32_t a, int32_t b, const Bytes& payload) {
+  Bytes bytes(FrameWriter::room_for(payload.size()));
+  FrameWriter writer(bytes);
+  std::byte* at = writer.begin(kind, a, b, payload.size());
+  if (!payload.empty()) std::memcpy(at, payload.data(), payload.size());
+  return bytes;
+}
+
+/// What a link says of bytes that it refuses.
+inline std::string refusal(Link& link, const Bytes& bytes) {
+  try {
+    link.deliver(bytes);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::kInvalid);
+    return error.what();
+  }
+  return "taken";
+}
+
 /// Two clocks that have nothing in common.
 inline int64_t home_clock_ns = 1'000'000'000'000, agent_clock_ns = 5'000;
 inline int64_t home_clock() { return home_clock_ns; }

@@ -7,24 +7,6 @@
 namespace pathways::test {
 namespace {
 
-Bytes frame(FrameKind kind, uint32_t a, int32_t b, const Bytes& payload) {
-  Bytes bytes(FrameWriter::room_for(payload.size()));
-  FrameWriter writer(bytes);
-  std::byte* at = writer.begin(kind, a, b, payload.size());
-  if (!payload.empty()) std::memcpy(at, payload.data(), payload.size());
-  return bytes;
-}
-
-std::string refusal(Link& link, const Bytes& bytes) {
-  try {
-    link.deliver(bytes);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), Status::kInvalid);
-    return error.what();
-  }
-  return "taken";
-}
-
 TEST(Nonsense, IsRefusedByName) {
   const RecordHeader done{RecordKind::kRunDone, 0, 0};
   const auto completion = [](uint32_t runs, uint32_t is_large, ValueRun run, size_t bytes) {
