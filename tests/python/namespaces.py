@@ -131,6 +131,9 @@ def end(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         everything = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
+    for child in everything[:1]:  # `unshare` hands no signal on
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(5)
     for each in everything:
