@@ -203,6 +203,8 @@ cdef extern from "executor/sending_backend.h" namespace "pathways":
         void forget_copy_plans(uint32_t)
         void set_far(uint32_t) except +
         void remote_send_done(uint64_t, uint32_t, string)
+        void arrived(uint64_t, uint32_t, uint32_t)
+        bint keep_early(Chunk, const_byte_span) except +
         uint64_t bytes_sent()
         uint64_t bytes_shipped()
         uint64_t bytes_kept()

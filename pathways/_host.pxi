@@ -186,6 +186,18 @@ cdef class Host:
         cdef string text = b"" if error is None else error.encode("utf-8", "replace")
         self.backend.get().remote_send_done(outgoing.key, outgoing.destination, text)
 
+    def arrived(self, uint64_t order, uint32_t node, uint32_t source):
+        """Reports that all that a host on another machine sends in a transfer is written. Any thread."""
+        self.backend.get().arrived(order, node, source)
+
+    def keep_early(self, const unsigned char[::1] message not None):
+        """Keeps the chunk that a message begins with until its receive has memory (FAR-3). False: it cannot. Any thread.
+
+        Raises RuntimeError when it is no chunk.
+        """
+        cdef const_byte_span chunk = const_byte_span(<const byte*>&message[0], message.shape[0])
+        return self.backend.get().keep_early(first_chunk(chunk).first, chunk)
+
     def slow_copies_for_testing(self, double seconds):
         """Every copy to another host takes so much longer. Call it before the loop begins."""
         self.backend.get().slow_copies_for_testing(nanoseconds(<int64_t>(seconds * 1e9)))

@@ -150,6 +150,10 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException as error:
             return _failed(host, "send", &where, error)
 
+    Status place_early(const NodeContext& where, uint32_t source, const_byte_span chunk) noexcept:
+        return _do(<Host>this.host, "receive", &where, "transfers", "place_early",
+                   (where.order, where.plan, where.computation, source, _bytes(chunk)))
+
     Status read_shards(const NodeContext& where, uint32_t index, Value value, vector[const_byte_span]* shards,
                        Value* keep) noexcept:
         cdef Host host = <Host>this.host

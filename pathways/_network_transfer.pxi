@@ -72,14 +72,15 @@ cdef class IncomingTransfer:
         self.core.reset(new CppIncomingTransfer(at, sizes))
 
 
-def unpack(const unsigned char[::1] message not None, waiting not None):
+def unpack(const unsigned char[::1] message not None, waiting not None, keep_early):
     """Writes a message's chunks into the receive buffers. `waiting(order, node, host)` returns the `IncomingTransfer`,
-    or None when none waits.
+    or None when none waits. Then `keep_early(order, node, host, chunk)`, if given, says whether it has kept the chunk.
 
     Returns the transfers that are complete, and those that failed: (order, node, host, error or None). Raises
     RuntimeError when the message is cut off.
     """
     cdef size_t left = message.shape[0]
+    cdef size_t begin
     cdef const byte* at = NULL
     cdef pair[Chunk, uint64_t] first
     cdef IncomingTransfer incoming
@@ -88,11 +89,14 @@ def unpack(const unsigned char[::1] message not None, waiting not None):
     finished = []
     while left != 0:
         first = first_chunk(const_byte_span(at, left))
+        begin = message.shape[0] - left
         at += first.second
         left -= first.second
         order, node, host = first.first.order, first.first.node, first.first.host
         incoming = waiting(order, node, host)
         if incoming is None:
+            if keep_early is not None and keep_early(order, node, host, message[begin : begin + first.second]):
+                continue
             finished.append((order, node, host, "nobody waits for it there"))
             continue
         try:

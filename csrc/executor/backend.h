@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "executor/early_chunk.h"
 #include "executor/error_table.h"
 #include "executor/exchange_io.h"
 #include "futures/read_back.h"
@@ -51,11 +53,24 @@ struct ReceiveBuffers {
 /// The state of a send to one destination: over (kDone, kFailed), or under way. `take_sent` reports the latter later.
 enum class SendState : uint8_t { kDone, kUnderWay, kFailed };
 
+/// Whether a destination sees by itself that everything is written there: a receive done is sent only if it does not.
+enum class Notice : uint8_t { kNeeded, kSeen };
+
 /// A send that was under way is over: everything is written, or `error` says why not.
 struct Sent {
   uint64_t key;
   uint32_t destination;
   std::string error = {};
+  Notice notice = Notice::kNeeded;
+};
+
+/// Everything that `source`, on another machine, sends in a transfer has come. It is written, or kept in `chunk`
+/// because it came before its receive had memory (FAR-3).
+struct Arrived {
+  uint64_t order;
+  uint32_t node;  ///< its number in the whole program
+  uint32_t source;
+  std::optional<EarlyChunk> chunk = {};
 };
 
 /// MEM-6: the memory that the order has booked for a buffer: `bytes` on each local device of the mask `devices`.
@@ -99,6 +114,14 @@ class Backend {
   /// Appends to `out` the sends under way that ended since the last call. The thread that ends a send rings the host's
   /// doorbell.
   virtual void take_sent(std::vector<Sent>* out) = 0;
+  /// FAR-3: the room that this host's part of a transfer to `destination` takes at the other end while it waits for
+  /// memory there, and `offsets` to call `send` with before the receive is announced. 0: it may not be sent then.
+  virtual uint64_t early_bytes(const NodeContext& context, uint32_t destination, std::vector<uint64_t>* offsets) = 0;
+  /// Appends to `out` what has come from other machines since the last call. The thread that takes it in rings the
+  /// host's doorbell.
+  virtual void take_arrived(std::vector<Arrived>* out) = 0;
+  /// Writes what came early into the receive buffers, which there are now.
+  virtual Status place_early(const NodeContext& context, uint32_t source, std::span<const std::byte> chunk) = 0;
   /// Ends all sends under way, written or not, and reports none of them.
   virtual void stop_sends() = 0;
   /// Everything is written: makes the value from the receive buffers.
@@ -163,76 +186,6 @@ class Backend {
   virtual std::string_view last_error() const = 0;
   /// `maker` made the value whose readiness was kFailed last: adds that to last_error() (ERR-1).
   virtual void explain(const NodeContext& maker) = 0;
-};
-
-/// What a run took on this host's devices; see executor/device_clock.h.
-struct DeviceTime {
-  int64_t busy_ns = 0;  ///< in which some device was busy for it
-  uint32_t look = 0;    ///< runs whose ends were noticed together have the same number
-};
-
-/// What was chosen between the cases of a branch: the case `taken`, or why there is none; or it is dead, because the
-/// branch in which the scalar is computed was not taken.
-struct Decision {
-  Outcome outcome = Outcome::kDone;
-  uint32_t taken = 0;
-  std::string_view text = {};
-};
-
-/// Which predicates of a run are known on a host, by their bits, and which of them hold (GANG-1). A bit that several
-/// predicates share is known if all of them are, and stands for the parity of those that hold.
-struct TakenBranches {
-  uint64_t known = 0, chosen = 0, failed = 0;
-  /// `verdict`: 0 if it holds, kDead if not, or an error.
-  void add(uint32_t bit, uint32_t verdict) {
-    const uint64_t mask = uint64_t{1} << bit;
-    known |= mask;
-    if (verdict == 0) chosen ^= mask;
-    if (verdict != 0 && verdict != kDead) failed |= mask;
-  }
-  uint64_t sure() const { return known & ~failed; }
-};
-
-/// Writes this host's share of a value into a slot.
-using WriteValue = std::function<Status(ReadBackSlot)>;
-
-/// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.
-class HostLink {
- public:
-  virtual ~HostLink() = default;
-  /// This host's part of a buffer is ready, or a fetch is written, or a task is done.
-  virtual void complete(uint32_t client, Handle future) = 0;
-  virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
-  /// READ-1: lets `write` write this host's share of a result's value to where it belongs, unless nobody will read it.
-  /// `write` may be called several times, and returns how it went.
-  virtual Status read_back(uint32_t /*client*/, Handle /*future*/, const WriteValue& /*write*/) { return Status::kOk; }
-  /// A run is over here: this host launched `gangs` of the `expected` gangs that the run has on it (GANG-1).
-  /// Gangs of branches that were not taken are not among the expected ones; `taken`: which were.
-  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,
-                        const TakenBranches& taken) = 0;
-  /// A command of the client, in a record of so many bytes, is done here, and this host keeps nothing of it.
-  virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
-  /// MEM-7: this host keeps nothing for a task of the client any more; `hold` is that of its record, and not 0.
-  virtual void hold_over(uint32_t /*client*/, uint64_t /*hold*/) {}
-  /// Both, at the end of a command.
-  void command_over(const CommandRecord& record) {
-    command_done(record.header.client, bytes_of(record));
-    if (record.hold != 0) hold_over(record.header.client, record.hold);
-  }
-  /// A call of a stepwise run has left the FIFOs of its devices: it is enqueued, or has failed.
-  virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
-  /// The owner's thread may now be in a launch for long. The records that were sent to other hosts before go out now;
-  /// for which there is no room, another thread delivers until `come_back` (GANG-2).
-  virtual void leave() {}
-  virtual void come_back() {}
-  virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
-  virtual void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) = 0;
-  virtual void exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,
-                              std::span<const uint64_t> words) = 0;
-  /// Rows for `host` are written; with an `error`: they are not.
-  virtual void exchange_written(uint32_t host, uint64_t order, uint32_t node, std::string_view error) = 0;
-  /// Tells `host` what was chosen: `choice` is its number in the program.
-  virtual void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) = 0;
 };
 
 }  // namespace pathways

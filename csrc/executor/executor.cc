@@ -292,9 +292,12 @@ uint32_t Executor::move_on() {
       transfers_.sent(sent);
     }
   }
+  arrived_.clear();
+  backend_.take_arrived(&arrived_);
+  for (Arrived& arrived : arrived_) transfers_.arrived(std::move(arrived));
   const uint32_t begun = receives_.retry();
   if (begun != 0) rows_.go_on();
-  return static_cast<uint32_t>(sent_.size()) + begun;
+  return static_cast<uint32_t>(sent_.size() + arrived_.size()) + begun;
 }
 
 uint32_t Executor::poll() {

@@ -240,7 +240,8 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// A launch took long. Nothing more is started until the next `poll`, so that the records that other hosts have sent
   /// meanwhile are read first: what they make possible may be due before what is ready here, at those hosts too.
   bool is_paused_ = false;
-  std::vector<Sent> sent_;    ///< scratch of poll()
+  std::vector<Sent> sent_;        ///< scratch of poll()
+  std::vector<Arrived> arrived_;  ///< the same
   uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although something is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;

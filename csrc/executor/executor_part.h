@@ -10,6 +10,7 @@
 #include "executor/backend.h"
 #include "executor/device_clock.h"
 #include "executor/error_table.h"
+#include "executor/host_link.h"
 #include "executor/launch_queues.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"

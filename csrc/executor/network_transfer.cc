@@ -157,6 +157,10 @@ std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message) {
   return {std::move(chunk), message.size() - outer.left().size()};
 }
 
+bool is_whole(const Chunk& chunk) {
+  return chunk.at == 0 && !chunk.words.empty() && CopyPlan::parse(chunk.words).bytes() == chunk.bytes.size();
+}
+
 void IncomingTransfer::take(const Chunk& chunk) {
   if (!walk_.has_value()) {
     CopyPlan copy_plan = CopyPlan::parse(chunk.words);

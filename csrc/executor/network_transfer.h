@@ -66,6 +66,9 @@ struct Chunk {
 /// or no chunk.
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message);
 
+/// Whether a chunk is all of its transfer. Throws Error(kInvalid) when its copy plan is malformed.
+bool is_whole(const Chunk& chunk);
+
 class IncomingTransfer {
  public:
   /// `blocks`: addresses of the receive's blocks, nullptr where nothing may be written. `bytes`: the blocks' sizes.

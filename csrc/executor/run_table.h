@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "executor/backend.h"
+#include "executor/host_link.h"
 #include "executor/plan_table.h"
 #include "executor/value_refs.h"
 #include "plan/plan.h"

@@ -15,6 +15,7 @@ void SendingBackend::open(uint32_t host, std::vector<ArenaView> arenas, Doorbell
   host_ = host;
   arenas_ = std::move(arenas);
   far_.resize(arenas_.size());
+  early_kept_.resize(arenas_.size());
   doorbell_ = doorbell;
   copier_ = std::make_unique<Copier>([doorbell] { doorbell->ring(); });
 }
@@ -80,7 +81,7 @@ SendState SendingBackend::send_one(const NodeContext& where, Value keep, const R
              " blocks for a transfer of " + std::to_string(blocks.size());
     return SendState::kFailed;
   }
-  if (ready.source < far_.size() && far_[ready.source]) {  // the receiver decides where it is written (FAR-1)
+  if (is_far(ready.source)) {  // the receiver decides where it is written (FAR-1)
     if (send_remote(where, Remote::kTransfer, ready.source, key, copy_plan, shards_, keep) != Status::kOk)
       return SendState::kFailed;
     bytes_shipped_.fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
@@ -123,7 +124,7 @@ SendState SendingBackend::write_rows(const NodeContext& where, const RowWrite& w
   Copier::Job job{{copies, &copies->copy_plan}, {}, {}, write.key, write.host, nullptr};
   for (const RowWrite::Shard& shard : write.shards) job.sources.push_back(shard.rows.data());
   job.sources.push_back(reinterpret_cast<const std::byte*>(copies->numbers.data()));
-  if (write.host < far_.size() && far_[write.host]) {
+  if (is_far(write.host)) {
     const Status sent =
         send_remote(where, Remote::kRows, write.host, write.key, job.copy_plan, std::move(job.sources), write.keep);
     if (sent != Status::kOk) return SendState::kFailed;
@@ -162,11 +163,63 @@ void SendingBackend::take_sent(std::vector<Sent>* out) {
 void SendingBackend::remote_send_done(uint64_t key, uint32_t destination, std::string error) {
   {
     const std::lock_guard lock(mutex_);
-    remote_sends_done_.push_back({key, destination, std::move(error)});
+    remote_sends_done_.push_back({key, destination, std::move(error), Notice::kSeen});
     // SYNC backend/remote_send_done: pairs with take_sent().
     has_remote_sends_done_.store(true, std::memory_order_release);
   }
   doorbell_->ring();
+}
+
+void SendingBackend::set_far(uint32_t host) {
+  far_.at(host) = true;
+  early_kept_.at(host) = std::make_shared<std::atomic<uint64_t>>(0);
+}
+
+/// FAR-3.
+uint64_t SendingBackend::early_bytes(const NodeContext& where, uint32_t destination, std::vector<uint64_t>* offsets) {
+  if (!is_far(destination)) return 0;
+  const auto copy_plan = copy_plan_of(where, destination);
+  if (copy_plan == nullptr || copy_plan->bytes() == 0 || copy_plan->has_direct()) return 0;
+  const uint64_t room = OutgoingTransfer(where.order, 0, host_, copy_plan, {}).room();
+  if (room > kMostEarlyChunk) return 0;
+  offsets->assign(copy_plan->block_bytes().size(), 0);  // the receiver decides where it is written (FAR-1)
+  return room;
+}
+
+void SendingBackend::arrived(uint64_t order, uint32_t node, uint32_t source) {
+  {
+    const std::lock_guard lock(mutex_);
+    arrived_.push_back({order, node, source});
+    // SYNC backend/arrived: pairs with take_arrived().
+    has_arrived_.store(true, std::memory_order_release);
+  }
+  doorbell_->ring();
+}
+
+bool SendingBackend::keep_early(const Chunk& chunk, std::span<const std::byte> message) {
+  if (!is_far(chunk.host) || message.size() > kMostEarlyChunk || !is_whole(chunk)) return false;
+  const auto& kept = early_kept_[chunk.host];
+  if (kept->fetch_add(message.size(), std::memory_order_relaxed) + message.size() > kMostEarly) {
+    kept->fetch_sub(message.size(), std::memory_order_relaxed);
+    return false;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    arrived_.push_back({chunk.order, chunk.node, chunk.host, EarlyChunk(message, kept)});
+    // SYNC backend/arrived: pairs with take_arrived().
+    has_arrived_.store(true, std::memory_order_release);
+  }
+  doorbell_->ring();
+  return true;
+}
+
+void SendingBackend::take_arrived(std::vector<Arrived>* out) {
+  // SYNC backend/arrived: pairs with arrived() and keep_early(); the lock orders what was written.
+  if (!has_arrived_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  has_arrived_.store(false, std::memory_order_relaxed);
+  std::move(arrived_.begin(), arrived_.end(), std::back_inserter(*out));
+  arrived_.clear();
 }
 
 void SendingBackend::stop_sends() {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/network_transfer.h"
 #include "memory/arena.h"
 #include "memory/copier.h"
 #include "sync/doorbell.h"
@@ -43,9 +44,14 @@ class SendingBackend : public Backend {
   /// under way.
   void replace_arena(uint32_t host, const ArenaView& arena) { arenas_.at(host) = arena; }
   /// `host` is on another machine. Call it before the first send.
-  void set_far(uint32_t host) { far_.at(host) = true; }
+  void set_far(uint32_t host);
   /// An outgoing transfer to `destination` is over: everything is written there, or `error` says why not. Any thread.
   void remote_send_done(uint64_t key, uint32_t destination, std::string error);
+  /// All that `source`, on another machine, sends in a transfer is written. Any thread.
+  void arrived(uint64_t order, uint32_t node, uint32_t source);
+  /// Keeps a chunk that came before its receive has memory (FAR-3). False: it is not whole, or there is no room for it.
+  /// Any thread.
+  bool keep_early(const Chunk& chunk, std::span<const std::byte> message);
   /// Bytes written to other hosts of this machine, to hosts of other machines, and to this host itself.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_shipped() const { return bytes_shipped_.load(std::memory_order_relaxed); }
@@ -58,6 +64,8 @@ class SendingBackend : public Backend {
             std::span<SendState> states) final;
   SendState write_rows(const NodeContext& where, const RowWrite& write) final;
   void take_sent(std::vector<Sent>* out) final;
+  uint64_t early_bytes(const NodeContext& where, uint32_t destination, std::vector<uint64_t>* offsets) final;
+  void take_arrived(std::vector<Arrived>* out) final;
   void stop_sends() final;
   std::string_view last_error() const final { return error_; }
 
@@ -78,6 +86,7 @@ class SendingBackend : public Backend {
                      const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key);
   std::byte* find_block(uint32_t host, uint64_t offset, uint64_t bytes);
   SendState start(Copier::Job& job, Value keep);
+  bool is_far(uint32_t host) const { return host < far_.size() && far_[host]; }
   std::shared_ptr<const CopyPlan> copy_plan_of(const NodeContext& where, uint32_t destination);
 
   uint32_t host_ = 0;
@@ -86,14 +95,16 @@ class SendingBackend : public Backend {
   DoorbellWord* doorbell_ = nullptr;
   std::string error_;
   std::unique_ptr<Copier> copier_;
-  std::vector<Copier::Job> done_;           // scratch of take_sent()
-  std::vector<const std::byte*> shards_;    // scratch of send()
-  std::atomic<uint64_t> bytes_sent_{0};     // written by the owner
-  std::atomic<uint64_t> bytes_shipped_{0};  // the same
-  std::atomic<uint64_t> bytes_kept_{0};     // the same
-  std::atomic<bool> has_remote_sends_done_{false};
+  std::vector<Copier::Job> done_;                                   // scratch of take_sent()
+  std::vector<const std::byte*> shards_;                            // scratch of send()
+  std::atomic<uint64_t> bytes_sent_{0};                             // written by the owner
+  std::atomic<uint64_t> bytes_shipped_{0};                          // the same
+  std::atomic<uint64_t> bytes_kept_{0};                             // the same
+  std::vector<std::shared_ptr<std::atomic<uint64_t>>> early_kept_;  // by source: bytes of its early chunks
+  std::atomic<bool> has_remote_sends_done_{false}, has_arrived_{false};
   std::mutex mutex_;  // guards what follows
   std::vector<Sent> remote_sends_done_;
+  std::vector<Arrived> arrived_;
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::shared_ptr<const CopyPlan>> copy_plans_;
 };
 

@@ -17,10 +17,13 @@ void TransferManager::prepare(NodeRef ref) {
   exchange.is_prepared = true;
   exchange.run = ref.run;
   exchange.node = ref.node;
+  newest_ = std::max(newest_, run.order);
   exchange.sends_left += node.destination_count;
   exchange.receives_left += node.source_count;
   std::erase_if(exchange.ready_receives,
                 [&](const ReceiveBuffers& ready) { return !has_part(exchange, ready.source, false); });
+  std::erase_if(exchange.early_arrivals,
+                [&](const EarlyArrival& arrival) { return !has_part(exchange, arrival.source, true); });
   if (queues_.gangs_block() && node.destination_count != 0) {
     trim_sends();
     unsourced_.push_back(key);
@@ -104,6 +107,7 @@ void TransferManager::source_settled(uint64_t key, uint32_t error) {
   if (runs_[exchange.run].is_traced()) exchange.times.source_ready_ns = monotonic_ns();
   exchange.source_ready = true;
   exchange.source_error = error;
+  if (error == 0) send_early(key);
   if (!exchange.ready_receives.empty()) {
     try_send(key);
   } else if (exchange.sends_left == 0) {  // nobody is left to send to
@@ -137,7 +141,11 @@ bool TransferManager::take_memory(uint64_t key) {
       link_.receive_ready(receive.source, order, global, receive.offsets);
     }
   }
+  std::vector<EarlyArrival> early;
+  if (exchange.has_room) early = std::move(exchange.early_arrivals);
+  exchange.early_arrivals.clear();
   try_send(key);
+  for (EarlyArrival& arrival : early) place_early(key, std::move(arrival));
   return true;
 }
 
@@ -155,6 +163,11 @@ Status TransferManager::on_receive_ready(uint64_t order, uint32_t node, uint32_t
   if (std::find(exchange.announced.begin(), exchange.announced.end(), host) != exchange.announced.end())
     return Status::kInvalid;
   exchange.announced.push_back(host);
+  if (EarlySend* early = EarlySends::find(exchange.early_sends, host);
+      early != nullptr && announced_early_send(key, *early, offsets)) {
+    dispatcher_.drain();
+    return Status::kOk;
+  }
   exchange.ready_receives.push_back({host, {offsets.begin(), offsets.end()}});
   try_send(key);
   dispatcher_.drain();
@@ -171,6 +184,7 @@ void TransferManager::refuse_run(uint64_t order, const std::string& why) {
     for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, Outcome::kFailed, why);
     at = exchanges_.erase(at);
   }
+  newest_ = std::max(newest_, order);
   refused_.emplace_back(order, why);
   if (refused_.size() > kRefusedKept) refused_.pop_front();
 }
@@ -210,8 +224,9 @@ void TransferManager::try_send(uint64_t key) {
   }
 }
 
-/// A send is over: everything is written to `destination`, or never will be. Notifies the destination.
-void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text) {
+/// A send is over: everything is written to `destination`, or never will be. Notifies the destination if it must.
+void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text,
+                               Notice notice) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.sends_left > 0);
   if (const Run& run = runs_[exchange.run]; run.is_traced() && outcome != Outcome::kDead) {
@@ -221,7 +236,8 @@ void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outco
   if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
   if (destination == host_) {
     source_done(key, destination, outcome, text);
-  } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
+  } else if ((outcome == Outcome::kDone && notice == Notice::kSeen) ||
+             std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
     finish(key);
   } else {
     const Run& run = runs_[exchange.run];
@@ -234,7 +250,11 @@ Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t 
                                         std::string_view text) {
   const uint64_t key = node_key(order, node);
   const auto at = exchanges_.find(key);
-  // A source writes only after this host has announced its receive, and this host was prepared then.
+  // A stream may break when everything has come, but the source does not know it yet.
+  const bool has_come =
+      at == exchanges_.end() ? order <= newest_ : std::ranges::count(at->second.done_sources, host) != 0;
+  if (has_come && outcome == Outcome::kFailed && link_.is_far(host)) return Status::kOk;
+  // A source is over only after this host has announced its receive, and this host was prepared then.
   if (at == exchanges_.end() || !at->second.is_prepared || host == host_ || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
@@ -302,6 +322,12 @@ void TransferManager::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   if (has_part(at->second, host, false) &&
       std::find(at->second.announced.begin(), at->second.announced.end(), host) == at->second.announced.end()) {
     at->second.announced.push_back(host);
+    if (EarlySend* early = EarlySends::find(at->second.early_sends, host);
+        early != nullptr && early->state == EarlySend::State::kUnderWay) {
+      early->is_given_up = true;  // `sent` follows
+      return;
+    }
+    (void)early_.remove(at->second.early_sends, host);
     end_send(key, host, Outcome::kFailed, text);
   }
 }
@@ -385,7 +411,8 @@ void TransferManager::forget_receives(uint64_t key, uint32_t host) {
   if (!exchange.is_prepared) {  // a refused run, or a later one: keeps what other hosts announced
     std::erase_if(exchange.ready_receives, is_its);
     std::erase(exchange.announced, host);
-    if (exchange.ready_receives.empty()) exchanges_.erase(at);
+    std::erase_if(exchange.early_arrivals, [&](const EarlyArrival& arrival) { return arrival.source == host; });
+    if (exchange.ready_receives.empty() && exchange.early_arrivals.empty()) exchanges_.erase(at);
     return;
   }
   exchange.dead.push_back(host);
@@ -394,7 +421,8 @@ void TransferManager::forget_receives(uint64_t key, uint32_t host) {
 
 void TransferManager::sent(const Sent& sent) {
   --under_way_[sent.destination];
-  end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error);
+  if (settle_early_send(sent.key, sent)) return;
+  end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error, sent.notice);
 }
 
 uint32_t TransferManager::sends_to(uint32_t host) const {
@@ -411,6 +439,7 @@ void TransferManager::clear() {
   for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
   exchanges_.clear();
   under_way_.clear();
+  early_.clear();
   unsourced_.clear();
   unsent_.clear();
   refused_.clear();
@@ -420,7 +449,7 @@ void TransferManager::validate() const {
   PW_CHECK(refused_.size() <= kRefusedKept);
   for (const auto& [key, exchange] : exchanges_) {
     if (!exchange.is_prepared) {
-      PW_CHECK(!exchange.ready_receives.empty());
+      PW_CHECK(!exchange.ready_receives.empty() || !exchange.early_arrivals.empty());
       continue;
     }
     PW_CHECK(runs_[exchange.run].plan != nullptr && runs_[exchange.run].order == order_of(key));

@@ -3,8 +3,9 @@
 ///
 /// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
 /// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
-/// done). A receive ready may come before the run itself is prepared here; then the exchange is made when it comes. A
-/// transfer within the host is one call of the backend, and makes no exchange.
+/// done); one on another machine sees it by itself, and is only told what failed. A receive ready may come before the
+/// run itself is prepared here; then the exchange is made when it comes. A transfer within the host is one call of the
+/// backend, and makes no exchange.
 ///
 ///   GANG-2  before the host launches a gang, it finishes whatever is earlier in the order and other hosts may need
 ///           (`owes_before`). Otherwise the peers of the gang may wait for that, directly or through other hosts,
@@ -39,12 +40,19 @@
 #include <vector>
 
 #include "executor/dataflow.h"
+#include "executor/early_sends.h"
 #include "executor/exchange_manager.h"
 #include "executor/executor_part.h"
 #include "executor/launch_memory.h"
 #include "executor/receive_queue.h"
 
 namespace pathways {
+
+/// What has come before its receive had memory (FAR-3).
+struct EarlyArrival {
+  uint32_t source;
+  EarlyChunk chunk;
+};
 
 /// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
 struct Exchange {
@@ -60,6 +68,8 @@ struct Exchange {
   bool is_written = false;  ///< a live peer may still write into it, and report nothing
   uint32_t receive_error = 0;
   std::vector<ReceiveBuffers> ready_receives;  ///< not sent yet; here `source` names the destination
+  std::vector<EarlySend> early_sends;          ///< FAR-3
+  std::vector<EarlyArrival> early_arrivals;    ///< the same
   std::vector<uint32_t> announced;             ///< hosts that have announced, ever
   std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
   ExchangeTimes times;                         ///< while its run is traced
@@ -81,6 +91,9 @@ class TransferManager : private ExecutorPart, private Receiver {
   bool owes_before(const Run& run, const NodeRecord& node);
   /// A send that was under way is over.
   void sent(const Sent& sent);
+  /// All that a host on another machine sends in a transfer has come. Does nothing for a transfer that does not wait
+  /// for it, as one that has failed.
+  void arrived(Arrived&& arrived);
 
   // Executor has the contracts of these.
   Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
@@ -119,8 +132,13 @@ class TransferManager : private ExecutorPart, private Receiver {
   void trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved);
   /// Announces the receive. See Receiver.
   bool take_memory(uint64_t key) override;
+  void place_early(uint64_t key, EarlyArrival&& arrival);
   void try_send(uint64_t key);
-  void end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text);
+  void send_early(uint64_t key);
+  bool announced_early_send(uint64_t key, EarlySend& send, std::span<const uint64_t> offsets);
+  bool settle_early_send(uint64_t key, const Sent& sent);
+  void end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text,
+                Notice notice = Notice::kNeeded);
   void source_done(uint64_t key, uint32_t host, Outcome outcome, std::string_view text);
   void finish_receive(uint64_t key);
   void finish(uint64_t key);
@@ -134,6 +152,8 @@ class TransferManager : private ExecutorPart, private Receiver {
   std::unordered_map<uint64_t, Exchange> exchanges_;      ///< by order and global node
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   std::unordered_map<uint32_t, Lost> lost_peers_;
+  EarlySends early_;
+  uint64_t newest_ = 0;                               ///< order of the newest run that has come
   std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
   std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
   uint64_t started_ = 0;

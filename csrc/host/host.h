@@ -122,7 +122,7 @@ class Host : private HostLink {
   template <typename Record>
   void send_peer(uint32_t host, const Record& record, std::span<const std::byte> behind = {});
   bool has_peer(uint32_t host) const { return to_peers_.at(host).is_connected() || is_far_there(host); }
-  bool is_far(uint32_t host) const { return host < far_.size() && far_[host] != kNear; }
+  bool is_far(uint32_t host) const override { return host < far_.size() && far_[host] != kNear; }
   bool is_far_there(uint32_t host) const { return is_far(host) && far_[host] != kAbsent; }
   /// Bytes of the longest record to a peer.
   uint32_t most_to(uint32_t host) const;

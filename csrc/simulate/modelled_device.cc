@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "base/check.h"
+#include "executor/run_table.h"
 
 namespace pathways {
 namespace {
@@ -23,45 +25,6 @@ uint64_t modelled_hash(uint32_t plan, uint32_t node, uint32_t output, std::span<
   uint64_t h = mix(uint64_t{plan} << 32 | node, output);
   for (const uint64_t input : inputs) h = mix(h, input);
   return h | 1;  // never 0, because 0 (kNothing) means that nothing was written
-}
-
-// --------------------------------------------------------------------------------------------------------- fabric
-
-uint32_t Fabric::add_communicator(std::vector<uint32_t> hosts) {
-  const std::lock_guard lock(mutex_);
-  std::sort(hosts.begin(), hosts.end());
-  Communicator c;
-  c.launched.assign(hosts.size(), 0);
-  c.hosts = std::move(hosts);
-  communicators_.push_back(std::move(c));
-  return static_cast<uint32_t>(communicators_.size() - 1);
-}
-
-uint64_t Fabric::launch(uint32_t communicator, uint32_t host, uint64_t what, bool waits) {
-  std::unique_lock lock(mutex_);
-  Communicator& c = communicators_.at(communicator);
-  const auto found = std::lower_bound(c.hosts.begin(), c.hosts.end(), host);
-  PW_CHECK(found != c.hosts.end() && *found == host);
-  const uint64_t k = c.launched[static_cast<size_t>(found - c.hosts.begin())]++;
-  if (k - c.log_begin == c.log.size()) c.log.push_back(what);
-  const uint64_t paired = c.log[k - c.log_begin];
-  if (paired != what) crossed_.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t least = *std::min_element(c.launched.begin(), c.launched.end());
-  for (; c.log_begin < least; ++c.log_begin) c.log.pop_front();
-  joined_.notify_all();
-  if (waits) {
-    joined_.wait(lock, [&] {
-      return std::all_of(c.launched.begin(), c.launched.end(), [&](uint64_t launched) { return launched > k; });
-    });
-  }
-  return paired;
-}
-
-uint64_t Fabric::incomplete() {
-  const std::lock_guard lock(mutex_);
-  uint64_t open = 0;
-  for (const Communicator& c : communicators_) open += c.log.size();
-  return open;
 }
 
 // -------------------------------------------------------------------------------------------------------- backend
@@ -211,6 +174,9 @@ Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<Re
   if (++receive_calls_ == faults_.fail_receive) return refuse("a modelled receive was refused");
   const Node& node = node_of(context);
   auto receive = std::make_unique<Receive>();
+  receive->order = context.order;
+  receive->global_node = node.global_node;
+  receive->sources = node.sources;
   receive->slots.assign(node.sources.size(), kNothing);
   for (size_t i = 0; i < node.sources.size(); ++i) {
     receives->push_back({node.sources[i], {reinterpret_cast<uint64_t>(&receive->slots[i])}});
@@ -219,12 +185,24 @@ Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<Re
   return Status::kOk;
 }
 
-void ModelledBackend::send(const NodeContext&, Value input, std::span<const ReceiveBuffers> posts, uint64_t key,
+void ModelledBackend::send(const NodeContext& context, Value input, std::span<const ReceiveBuffers> posts, uint64_t key,
                            std::span<SendState> states) {
   for (size_t i = 0; i < posts.size(); ++i) {
     const std::vector<uint64_t>& offsets = posts[i].offsets;
     states[i] = SendState::kDone;
     if (offsets.empty()) continue;
+    if (const auto far = far_.find(posts[i].source); far != far_.end()) {
+      states[i] = SendState::kUnderWay;
+      const std::string error = ++send_calls_ == faults_.fail_send ? "a modelled stream broke" : "";
+      under_way_.push_back({{key, posts[i].source, {}, Notice::kSeen},
+                            input,
+                            nullptr,
+                            clock_.now_ns() + faults_.send_ns,
+                            far->second,
+                            node_of(context).global_node,
+                            error});
+      continue;
+    }
     if (++send_calls_ == faults_.fail_send) {
       (void)refuse("a modelled send failed");
       states[i] = SendState::kFailed;
@@ -242,18 +220,69 @@ void ModelledBackend::send(const NodeContext&, Value input, std::span<const Rece
       *slot = at(input).hash;
     } else {
       states[i] = SendState::kUnderWay;
-      under_way_.push_back({{key, posts[i].source}, input, slot, clock_.now_ns() + faults_.send_ns});
+      under_way_.push_back({{key, posts[i].source}, input, slot, clock_.now_ns() + faults_.send_ns, nullptr, 0, {}});
     }
   }
 }
 
 void ModelledBackend::take_sent(std::vector<Sent>* out) {
   for (; !under_way_.empty() && under_way_.front().done_ns <= clock_.now_ns(); under_way_.pop_front()) {
-    const UnderWay& send = under_way_.front();
+    UnderWay& send = under_way_.front();
     PW_CHECK(at(send.input).references != 0);  // the executor keeps it until the send is done
-    *send.slot = at(send.input).hash;
+    if (send.there == nullptr) {
+      *send.slot = at(send.input).hash;
+    } else {
+      send.sent.error = send.error;
+      if (send.error.empty() &&
+          !send.there->come(order_of(send.sent.key), send.node, options_.host, at(send.input).hash)) {
+        send.sent.error = "a modelled host waits for no such transfer";
+      }
+    }
     out->push_back(send.sent);
   }
+}
+
+ModelledBackend::Receive* ModelledBackend::receive_of(uint64_t order, uint32_t global_node) {
+  for (const auto& [key, receive] : receives_) {
+    if (receive->order == order && receive->global_node == global_node) return receive.get();
+  }
+  return nullptr;
+}
+
+/// A host on another machine has sent its part of a transfer. False: it is refused.
+bool ModelledBackend::come(uint64_t order, uint32_t global_node, uint32_t source, uint64_t hash) {
+  if (Receive* receive = receive_of(order, global_node); receive != nullptr) {
+    const auto found = std::ranges::find(receive->sources, source);
+    if (found == receive->sources.end()) return false;
+    receive->slots[static_cast<size_t>(found - receive->sources.begin())] = hash;
+    arrived_.push_back({order, global_node, source});
+    return true;
+  }
+  if (faults_.no_room_early != 0) {
+    --faults_.no_room_early;
+    return false;
+  }
+  arrived_.push_back({order, global_node, source, EarlyChunk(std::as_bytes(std::span(&hash, 1)), nullptr)});
+  return true;
+}
+
+uint64_t ModelledBackend::early_bytes(const NodeContext&, uint32_t destination, std::vector<uint64_t>* offsets) {
+  if (!far_.contains(destination)) return 0;
+  offsets->assign(1, 0);
+  return sizeof(uint64_t);
+}
+
+void ModelledBackend::take_arrived(std::vector<Arrived>* out) {
+  std::move(arrived_.begin(), arrived_.end(), std::back_inserter(*out));
+  arrived_.clear();
+}
+
+Status ModelledBackend::place_early(const NodeContext& context, uint32_t source, std::span<const std::byte> chunk) {
+  Receive& receive = *receives_.at(receive_key(context));
+  const auto found = std::ranges::find(receive.sources, source);
+  PW_CHECK(found != receive.sources.end() && chunk.size() == sizeof(uint64_t));
+  std::memcpy(&receive.slots[static_cast<size_t>(found - receive.sources.begin())], chunk.data(), chunk.size());
+  return Status::kOk;
 }
 
 Status ModelledBackend::finish_receive(const NodeContext& context, Value* output) {

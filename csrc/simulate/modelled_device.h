@@ -21,11 +21,9 @@
 /// thread may use `Fabric` and `ModelClock`.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -33,59 +31,22 @@
 
 #include "plan/plan.h"
 #include "simulate/backend_without_exchanges.h"
-#include "sync/atomic.h"
+#include "simulate/fabric.h"
 
 namespace pathways {
-
-/// Time in nanoseconds: real time, or virtual time that the test advances.
-class ModelClock {
- public:
-  enum class Kind : uint8_t { kVirtual, kReal };
-  explicit ModelClock(Kind kind) : kind_(kind) {}
-  int64_t now_ns() const { return kind_ == Kind::kReal ? monotonic_ns() : virtual_ns_.load(std::memory_order_relaxed); }
-  void advance(int64_t ns) { virtual_ns_.fetch_add(ns, std::memory_order_relaxed); }
-
- private:
-  const Kind kind_;
-  Atomic<int64_t> virtual_ns_{0};
-};
-
-/// The interconnect of the collectives: pairs the k-th launches of a communicator's hosts, even if they differ.
-class Fabric {
- public:
-  static constexpr uint32_t kNoCommunicator = 0xffffffffu;
-  uint32_t add_communicator(std::vector<uint32_t> hosts);
-  /// `host` launches `what` next on the communicator. Returns the launch that it is paired with, which is `what` unless
-  /// gangs are crossed. `waits`: not before all hosts of the communicator have made their part.
-  uint64_t launch(uint32_t communicator, uint32_t host, uint64_t what, bool waits = false);
-  uint64_t crossed() const { return crossed_.load(std::memory_order_relaxed); }
-  /// Gangs that some host of a communicator has launched and another has not (GANG-1).
-  uint64_t incomplete();
-
- private:
-  struct Communicator {
-    std::vector<uint32_t> hosts;
-    std::vector<uint64_t> launched;  ///< per host
-    std::deque<uint64_t> log;        ///< per k, from `log_begin` on: the launch of the host that came first
-    uint64_t log_begin = 0;
-  };
-  std::mutex mutex_;  ///< guards communicators_
-  std::condition_variable joined_;
-  std::vector<Communicator> communicators_;
-  Atomic<uint64_t> crossed_{0};
-};
 
 /// The checksum of output `output` of node `node` (its number in the whole program).
 uint64_t modelled_hash(uint32_t plan, uint32_t node, uint32_t output, std::span<const uint64_t> inputs);
 
 struct ModelledFaults {
-  uint64_t fail_launch = 0;   ///< the n-th launch is refused; 0: none
-  uint64_t fail_value = 0;    ///< the outputs of the n-th launch fail when they should be ready
-  uint32_t no_memory = 0;     ///< the first n calls of begin_receive find no memory
-  uint64_t fail_receive = 0;  ///< the n-th begin_receive fails
-  uint64_t fail_send = 0;     ///< the n-th send fails
-  int64_t send_ns = 0;        ///< how long a send is under way; 0: it is done at once
-  uint64_t fail_put = 0;      ///< the n-th put fails
+  uint64_t fail_launch = 0;    ///< the n-th launch is refused; 0: none
+  uint64_t fail_value = 0;     ///< the outputs of the n-th launch fail when they should be ready
+  uint32_t no_room_early = 0;  ///< the first n transfers that come early are refused
+  uint32_t no_memory = 0;      ///< the first n calls of begin_receive find no memory
+  uint64_t fail_receive = 0;   ///< the n-th begin_receive fails
+  uint64_t fail_send = 0;      ///< the n-th send fails
+  int64_t send_ns = 0;         ///< how long a send is under way; 0: it is done at once
+  uint64_t fail_put = 0;       ///< the n-th put fails
   bool fail_read_back = false;
   bool fail_tasks = false;      ///< no task can be started
   bool refuse_offload = false;  ///< offload() finds no memory for the values that leave the devices
@@ -130,6 +91,9 @@ class ModelledBackend final : public BackendWithoutExchanges {
   std::vector<Attended>& attended() { return attended_; }
   void set_cases(uint32_t cases) { cases_ = cases; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
+  /// From now on that host is on another machine: what is sent there takes `send_ns`, and it sees by itself what has
+  /// come (FAR-3).
+  void set_far(uint32_t host, ModelledBackend* there) { far_[host] = there; }
   /// From now on a send to an offset outside `receive` is refused, as hosts with arenas refuse an offset outside one.
   void bound_sends(std::span<uint64_t> receive) { landing_ = receive; }
 
@@ -166,6 +130,9 @@ class ModelledBackend final : public BackendWithoutExchanges {
   void send(const NodeContext& context, Value input, std::span<const ReceiveBuffers> posts, uint64_t key,
             std::span<SendState> states) override;
   void take_sent(std::vector<Sent>* out) override;
+  uint64_t early_bytes(const NodeContext& context, uint32_t destination, std::vector<uint64_t>* offsets) override;
+  void take_arrived(std::vector<Arrived>* out) override;
+  Status place_early(const NodeContext& context, uint32_t source, std::span<const std::byte> chunk) override;
   void stop_sends() override { under_way_.clear(); }
   Status finish_receive(const NodeContext& context, Value* output) override;
   void abandon_receive(const NodeContext& context) override;
@@ -202,7 +169,10 @@ class ModelledBackend final : public BackendWithoutExchanges {
     std::vector<uint32_t> donated = {};
   };
   struct Receive {
-    std::vector<uint64_t> slots;  ///< one per source; the source writes the checksum there
+    uint64_t order = 0;
+    uint32_t global_node = 0;
+    std::vector<uint32_t> sources = {};
+    std::vector<uint64_t> slots = {};  ///< one per source; the source writes the checksum there
   };
   /// A send under way. Its value is read at the end of the send, as a copier on another thread would do.
   struct UnderWay {
@@ -210,6 +180,9 @@ class ModelledBackend final : public BackendWithoutExchanges {
     Value input;
     uint64_t* slot;
     int64_t done_ns;
+    ModelledBackend* there;  ///< nullptr: on this machine
+    uint32_t node;           ///< its number in the whole program
+    std::string error;
   };
   static constexpr uint64_t kNothing = 0;
   static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< set in the hash of an offloaded value
@@ -217,6 +190,8 @@ class ModelledBackend final : public BackendWithoutExchanges {
   Record& at(Value value) const { return *static_cast<Record*>(value); }
   Value make(uint64_t hash, int64_t ready_ns, bool fails);
   const Node& node_of(const NodeContext& context) const { return plans_[context.plan][context.node]; }
+  Receive* receive_of(uint64_t order, uint32_t global_node);
+  bool come(uint64_t order, uint32_t global_node, uint32_t source, uint64_t hash);
   static uint64_t receive_key(const NodeContext& context) { return context.order << 20 | context.node; }
   void check_order(const NodeContext& context, uint64_t devices);
   Status refuse(std::string text) {
@@ -240,6 +215,8 @@ class ModelledBackend final : public BackendWithoutExchanges {
   std::vector<uint32_t> attends_;  ///< plans
   std::vector<Attended> attended_;
   std::deque<UnderWay> under_way_;
+  std::unordered_map<uint32_t, ModelledBackend*> far_;
+  std::vector<Arrived> arrived_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
   uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, commands_ = 0, looks_ = 0, offloaded_ = 0;

@@ -1,9 +1,11 @@
 """Network transfers between machines: streams from each host to each host on another machine that it sends to.
 
 A message is a sequence of chunks of outgoing transfers; transfer.proto defines it, csrc/executor/network_transfer.h
-writes and reads it. When the stream is idle, a queued transfer goes at once. When it is busy, as many chunks as fit
+writes and reads it. When the stream is idle, a transfer goes at once; a small one without a change of threads. When it is busy, as many chunks as fit
 into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long ones. For each outgoing transfer the
-receiver answers once: it is written completely, or why it never will be. When a stream breaks, all its unanswered
+receiver answers once: it is written completely, or why it never will be. The receiving host sees by itself what has
+come; no record goes by way of the controller's machine for it. A short transfer may come before its receive has memory:
+then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered
 transfers have failed; the next outgoing transfer opens a new stream. The kernel ends a stream whose other machine was
 silent for `wire.SILENCE_S` (pathways/host/stream_sockets.py).
 
@@ -35,6 +37,7 @@ from pathways.trust.identity import Identity
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
+_AT_ONCE_BYTES = 8 << 10  # fits into the kernel's empty buffers, so the thread that sends it does not wait
 _MOST_LANES = 4
 # How an outgoing transfer ended: its order and node, and the bytes of the error's text that follow; 0: it is complete.
 _ANSWER = struct.Struct("<QII")
@@ -101,6 +104,17 @@ class Streams:
             if source in self._lanes:
                 self._waiting[order, node, source] = _core.IncomingTransfer(views)
 
+    def place_early(self, order: int, node: int, source: int, chunk: bytes) -> None:
+        """Writes a chunk that came before its receive waited for it.
+
+        Raises:
+            RuntimeError: the receive does not wait for it, or it does not fit.
+        """
+        incoming = self._waiting.pop((order, node, source), None)
+        for _, _, _, error in _core.unpack(chunk, lambda *_: incoming, None):
+            if error is not None:
+                raise RuntimeError(error)
+
     def forget(self, order: int, node: int, sources: Sequence[int]) -> None:
         """Makes a receive wait no longer: a chunk that still comes for it is refused (FAR-1)."""
         for source in sources:
@@ -124,11 +138,22 @@ class Streams:
     def _receive(self, sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
         delivery = self._delivery if sender is None else self._delivery_for(sender)
         frames = stream_sockets.Frames(messages)
+        reply = bytearray()
+
+        def keep_early(order: int, node: int, host: int, chunk: memoryview) -> bool:
+            if not self._core.keep_early(chunk):
+                return False
+            reply.extend(_answer(order, node, None))
+            return True
+
         try:
             while (message := frames.next()) is not None:
-                reply = bytearray()
-                for order, node, host, error in _core.unpack(message, delivery):
-                    self._waiting.pop((order, node, host), None)
+                reply.clear()
+                for order, node, host, error in _core.unpack(message, delivery, keep_early):
+                    # No name for it: what it refers to must go before the next message comes.
+                    has_waited = self._waiting.pop((order, node, host), None) is not None
+                    if has_waited and error is None:
+                        self._core.arrived(order, node, host)
                     reply += _answer(order, node, error)
                 if reply:
                     answers.sendall(reply)
@@ -168,14 +193,17 @@ class _HostStream:
         self.queued_bytes = 0  # of what is not answered yet; a stale value does no harm
 
     def send(self, outgoing: Any) -> None:
-        """Queues an outgoing transfer, and opens the stream if there is none."""
+        """Sends an outgoing transfer, or queues it. Opens the stream if there is none."""
         with self._lock:
             if not self._stopped:
-                (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
+                is_idle = not self._open
                 self._open[outgoing.order, outgoing.node] = outgoing
                 self.queued_bytes += outgoing.nbytes
                 if self._stream is None:
                     self._stream = _Stream(self, self._address, self._credentials)
+                elif is_idle and outgoing.nbytes <= _AT_ONCE_BYTES and self._stream.send_at_once(outgoing):
+                    return
+                (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
                 self._lock.notify_all()
                 return
         self._fail(outgoing, "the host is lost")
@@ -234,7 +262,9 @@ class _HostStream:
 
 
 class _Stream:
-    """One stream to another host. A thread sends the messages of the `_HostStream`; another one reads the answers."""
+    """One stream to another host. A thread sends the messages of the `_HostStream`; another one reads the answers. The
+    enqueue thread sends what is small itself, while nothing else is under way.
+    """
 
     def __init__(self, stream_out: _HostStream, address: str, credentials: str) -> None:
         self._stream_out = stream_out
@@ -243,6 +273,8 @@ class _Stream:
         self._lock = threading.Lock()  # guards the fields below
         self._connections: tuple[socket.socket, ...] = ()
         self._cancelled = False
+        self._sending = threading.Lock()  # held by the thread that uses the connection for messages
+        self._small = stream_sockets.FrameBuffer()
         threading.Thread(target=self._run, args=(self._send,), name="pw-stream", daemon=True).start()
 
     def cancel(self) -> None:
@@ -251,6 +283,20 @@ class _Stream:
             self._cancelled = True
             for connection in self._connections:
                 stream_sockets.end(connection)
+
+    def send_at_once(self, outgoing: Any) -> bool:
+        """Sends a small transfer from the calling thread. False: it must be queued. If the stream breaks at it, the
+        thread that reads the answers reports that.
+        """
+        if not self._connections or not self._sending.acquire(blocking=False):
+            return False
+        try:
+            self._small.send(self._connections[1], _core.pack([outgoing], MESSAGE_BYTES, self._small.room))
+        except OSError:
+            self.cancel()
+        finally:
+            self._sending.release()
+        return True
 
     def _run(self, work: Any, *arguments: Any) -> None:
         why = "the host is lost"
@@ -281,7 +327,8 @@ class _Stream:
             buffer = stream_sockets.FrameBuffer()
             try:
                 while count := self._stream_out.next_message(self, buffer):
-                    buffer.send(messages, count)
+                    with self._sending:
+                        buffer.send(messages, count)
             finally:
                 self.cancel()
                 reader.join()

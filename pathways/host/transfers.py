@@ -120,6 +120,15 @@ class Transfers:
         receive = self._receives.pop((order, plan, route))
         return self._show(plan, route, receive.shards, receive.views)
 
+    def place_early(self, order: int, plan: int, route: int, source: int, chunk: bytes) -> None:
+        """Writes what a host on another machine has sent early into the receive's blocks.
+
+        Raises:
+            RuntimeError: it does not fit them.
+        """
+        assert self._streams is not None
+        self._streams.place_early(order, self.transfer_number(plan, route), source, chunk)
+
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Returns the memory of a failed transfer's receive."""
         self._receives.pop((order, plan, route), None)

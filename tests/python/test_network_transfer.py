@@ -117,7 +117,7 @@ def test_protobuf_reads_and_writes_what_native_code_does() -> None:
     for message in (native, pb.Chunks(chunks=[chunk]).SerializeToString()):
         block = np.zeros(5, np.uint8)
         waiting = {(7, 1, 3): _core.IncomingTransfer([block])}
-        assert _core.unpack(message, lambda *key, waiting=waiting: waiting[key]) == [(7, 1, 3, None)]
+        assert _core.unpack(message, lambda *key, waiting=waiting: waiting[key], None) == [(7, 1, 3, None)]
         assert block.tobytes() == b"hello"
 
 

@@ -17,6 +17,9 @@ class StubBackend : public BackendWithoutExchanges {
   Status begin_receive(const NodeContext&, std::vector<ReceiveBuffers>*) override { return Status::kFailed; }
   void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t, std::span<SendState>) override {}
   void take_sent(std::vector<Sent>*) override {}
+  uint64_t early_bytes(const NodeContext&, uint32_t, std::vector<uint64_t>*) override { return 0; }
+  void take_arrived(std::vector<Arrived>*) override {}
+  Status place_early(const NodeContext&, uint32_t, std::span<const std::byte>) override { return Status::kFailed; }
   void stop_sends() override {}
   Status finish_receive(const NodeContext&, Value*) override { return Status::kFailed; }
   void abandon_receive(const NodeContext&) override {}
