@@ -14,6 +14,8 @@ cdef extern from "<chrono>" namespace "std::chrono" nogil:
 
 cdef extern from "<optional>" namespace "std" nogil:
     cdef cppclass optional[T]:
+        cbool has_value()
+        T& value()
         optional()
         optional(T)
 
@@ -32,6 +34,9 @@ cdef extern from "<span>" namespace "std" nogil:
     cdef cppclass byte_span "std::span<std::byte>":
         byte_span()
         byte_span(byte*, size_t)
+        byte* data()
+        size_t size()
+        cbool empty()
 
 cdef extern from "<cstddef>" namespace "std" nogil:
     cdef cppclass byte:
@@ -138,11 +143,19 @@ cdef extern from "executor/network_transfer.h" namespace "pathways" nogil:
         cbool is_over()
         uint64_t room()
         uint64_t least()
+        uint64_t left()
         uint64_t pack(byte_span)
+        uint64_t pack_head(byte_span, uint64_t, uint64_t, const_byte_span*)
     cdef cppclass CppIncomingTransfer "pathways::IncomingTransfer":
         CppIncomingTransfer(vector[byte*], vector[uint64_t]) except +
         void take(const Chunk&) except +
+        byte_span place(const Chunk&, uint64_t)
         cbool is_over()
+    cdef cppclass ChunkHead:
+        Chunk chunk
+        uint64_t payload_at
+        uint64_t payload_bytes
+    cdef optional[ChunkHead] chunk_head(const_byte_span)
     cdef pair[Chunk, uint64_t] first_chunk(const_byte_span) except +
 
 cdef extern from "plan/plan.h" namespace "pathways" nogil:

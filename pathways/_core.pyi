@@ -169,8 +169,15 @@ class OutgoingTransfer:
     is_over: bool
 
 class IncomingTransfer:
+    is_over: bool
     def __init__(self, blocks: list[Any]) -> None: ...
 
+def pack_head(
+    outgoing: OutgoingTransfer, least: int, most: int, room: Callable[[int], memoryview]
+) -> tuple[int, memoryview] | None: ...
+def place(
+    prefix: bytes | memoryview, message_bytes: int, waiting: Callable[[int, int, int], IncomingTransfer | None]
+) -> tuple[int, int, int, IncomingTransfer, int, memoryview] | None: ...
 def pack(outgoing: list[OutgoingTransfer], limit: int, room: Callable[[int], memoryview]) -> int: ...
 def unpack(
     message: bytes | memoryview,

@@ -6,7 +6,7 @@ own, which the includes below name. They are one module, so that calls between t
 `pathways._native` by address.
 """
 cimport cython
-from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException, PyErr_SetInterrupt
 from cpython.memoryview cimport PyMemoryView_FromMemory

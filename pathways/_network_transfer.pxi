@@ -50,6 +50,21 @@ def pack(list outgoing not None, uint64_t limit, room not None):
     return used
 
 
+def pack_head(OutgoingTransfer outgoing not None, uint64_t least, uint64_t most, room not None):
+    """Packs the head of a chunk whose payload lies in one piece in a source, with `least` to `most` bytes.
+    `room(bytes)` returns writable memory for the head.
+
+    Returns the bytes of the head, and the payload, which is there as long as `outgoing`. None: it is not in one piece.
+    """
+    cdef const_byte_span payload
+    cdef unsigned char[::1] head = room(outgoing.core.get().room() - outgoing.core.get().left())
+    cdef uint64_t used = outgoing.core.get().pack_head(byte_span(<byte*>&head[0], <size_t>head.shape[0]), least, most,
+                                                       &payload)
+    if used == 0:
+        return None
+    return used, PyMemoryView_FromMemory(<char*>payload.data(), payload.size(), PyBUF_READ)
+
+
 @cython.final
 cdef class IncomingTransfer:
     """The receive buffers of a transfer from another machine: the blocks as writable arrays, None where nothing is
@@ -70,6 +85,38 @@ cdef class IncomingTransfer:
                 sizes.push_back(block.nbytes)
         self.keep = blocks
         self.core.reset(new CppIncomingTransfer(at, sizes))
+
+    @property
+    def is_over(self):
+        """Whether all of its bytes have their places, and those that were taken are written."""
+        return self.core.get().is_over()
+
+
+def place(const unsigned char[::1] prefix not None, uint64_t message_bytes, waiting not None):
+    """Where the payload of a message must be written, if the message is one chunk whose payload goes into one piece of a
+    receive buffer. `prefix`: its first bytes.
+
+    Returns the chunk's order, node and host, its `IncomingTransfer`, the bytes before the payload, and the memory for
+    it, which is there as long as the `IncomingTransfer`. None: `unpack` must take it.
+    """
+    cdef optional[ChunkHead] found = chunk_head(const_byte_span(<const byte*>&prefix[0], <size_t>prefix.shape[0]))
+    cdef ChunkHead head
+    cdef IncomingTransfer incoming
+    cdef byte_span target
+    if not found.has_value():
+        return None
+    head = found.value()
+    if head.payload_at + head.payload_bytes != message_bytes:
+        return None
+    order, node, host = head.chunk.order, head.chunk.node, head.chunk.host
+    incoming = waiting(order, node, host)
+    if incoming is None:
+        return None
+    target = incoming.core.get().place(head.chunk, head.payload_bytes)
+    if target.empty():
+        return None
+    memory = PyMemoryView_FromMemory(<char*>target.data(), target.size(), PyBUF_WRITE)
+    return order, node, host, incoming, head.payload_at, memory
 
 
 def unpack(const unsigned char[::1] message not None, waiting not None, keep_early):

@@ -84,6 +84,33 @@ class WireReader {
                                     std::to_string(chunk.node) + " of run " + std::to_string(chunk.order) + " " + why);
 }
 
+/// Reads a field of a chunk that is not its payload.
+void take_field(WireReader& in, uint64_t tag, Chunk* chunk) {
+  switch (tag) {
+    case kOrder:
+      chunk->order = in.fixed<uint64_t>();
+      break;
+    case kNode:
+      chunk->node = in.fixed<uint32_t>();
+      break;
+    case kHost:
+      chunk->host = in.fixed<uint32_t>();
+      break;
+    case kAt:
+      chunk->at = in.fixed<uint64_t>();
+      break;
+    case kWords: {
+      const auto words = in.counted();
+      if (words.size() % 8 != 0) refuse(*chunk, "with half a word");
+      chunk->words.resize(words.size() / 8);
+      if (!words.empty()) std::memcpy(chunk->words.data(), words.data(), words.size());
+      break;
+    }
+    default:
+      refuse(*chunk, "with a field that is unknown");
+  }
+}
+
 }  // namespace
 
 OutgoingTransfer::OutgoingTransfer(uint64_t order, uint32_t node, uint32_t host,
@@ -107,7 +134,29 @@ uint64_t OutgoingTransfer::pack(std::span<std::byte> out) {
   const uint64_t most = std::min<uint64_t>(out.size() - before, kMostBytes);
   // Words are not cut, so that the next chunk reads its sources aligned too.
   const uint64_t bytes = gather(walk_, sources_, out.subspan(before, all <= most ? all : most & ~uint64_t{7}));
-  std::byte* head = put_varint(put_varint(out.data(), kChunk, 5), before - kChunkBytes + bytes, 5);
+  write_head(out.data(), at, bytes);
+  return before + bytes;
+}
+
+uint64_t OutgoingTransfer::pack_head(std::span<std::byte> out, uint64_t least, uint64_t most,
+                                     std::span<const std::byte>* payload) {
+  const uint64_t head = overhead(), at = walk_.passed();
+  if (out.size() < head) return 0;
+  CopyWalk next = walk_;
+  CopyRun run{};
+  if (!next.next(std::min(most, kMostBytes), &run)) return 0;
+  const uint64_t bytes = run.row * run.count;
+  if (bytes < least || (run.count != 1 && run.source_stride != run.row)) return 0;
+  walk_ = next;
+  *payload = {sources_[run.source] + run.source_offset, bytes};
+  write_head(out.data(), at, bytes);
+  return head;
+}
+
+/// Writes all of a chunk that comes before its payload.
+void OutgoingTransfer::write_head(std::byte* out, uint64_t at, uint64_t bytes) const {
+  const uint64_t words_bytes = at == 0 ? kWordsBytes + copy_plan_->words().size() * 8 : 0;
+  std::byte* head = put_varint(put_varint(out, kChunk, 5), kHeadBytes + words_bytes - kChunkBytes + bytes, 5);
   head = put(head, kOrder, order_);
   head = put(head, kNode, node_);
   head = put(head, kHost, host_);
@@ -119,7 +168,6 @@ uint64_t OutgoingTransfer::pack(std::span<std::byte> out) {
     head += words.size_bytes();
   }
   put_varint(put_varint(head, kData, 5), bytes, 5);
-  return before + bytes;
 }
 
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message) {
@@ -127,57 +175,71 @@ std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message) {
   if (outer.varint() != kChunk) throw Error(Status::kInvalid, "a message of network transfers is no chunk");
   Chunk chunk;
   for (WireReader in(outer.counted()); !in.left().empty();) {
-    switch (in.varint()) {
-      case kOrder:
-        chunk.order = in.fixed<uint64_t>();
-        break;
-      case kNode:
-        chunk.node = in.fixed<uint32_t>();
-        break;
-      case kHost:
-        chunk.host = in.fixed<uint32_t>();
-        break;
-      case kAt:
-        chunk.at = in.fixed<uint64_t>();
-        break;
-      case kWords: {
-        const auto words = in.counted();
-        if (words.size() % 8 != 0) refuse(chunk, "with half a word");
-        chunk.words.resize(words.size() / 8);
-        if (!words.empty()) std::memcpy(chunk.words.data(), words.data(), words.size());
-        break;
-      }
-      case kData:
-        chunk.bytes = in.counted();
-        break;
-      default:
-        refuse(chunk, "with a field that is unknown");
+    const uint64_t tag = in.varint();
+    if (tag == kData) {
+      chunk.bytes = in.counted();
+    } else {
+      take_field(in, tag, &chunk);
     }
   }
   return {std::move(chunk), message.size() - outer.left().size()};
+}
+
+std::optional<ChunkHead> chunk_head(std::span<const std::byte> prefix) {
+  try {
+    WireReader in(prefix);
+    if (in.varint() != kChunk) return std::nullopt;
+    const uint64_t bytes = in.varint(), begin = prefix.size() - in.left().size();
+    ChunkHead head{};
+    for (uint64_t tag = in.varint(); tag != kData; tag = in.varint()) take_field(in, tag, &head.chunk);
+    head.payload_bytes = in.varint();
+    head.payload_at = prefix.size() - in.left().size();
+    if (head.payload_at + head.payload_bytes != begin + bytes) return std::nullopt;  // another field follows
+    return head;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 bool is_whole(const Chunk& chunk) {
   return chunk.at == 0 && !chunk.words.empty() && CopyPlan::parse(chunk.words).bytes() == chunk.bytes.size();
 }
 
-void IncomingTransfer::take(const Chunk& chunk) {
-  if (!walk_.has_value()) {
-    CopyPlan copy_plan = CopyPlan::parse(chunk.words);
-    const auto blocks = copy_plan.block_bytes();
-    if (blocks.size() != blocks_.size()) refuse(chunk, "for another number of blocks");
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      if (copy_plan.writes(i) && (blocks_[i] == nullptr || blocks[i] != bytes_[i])) {
-        refuse(chunk, "for block " + std::to_string(i) + ", which is not what it takes it for");
-      }
+void IncomingTransfer::begin(const Chunk& chunk) {
+  if (walk_.has_value()) return;
+  CopyPlan copy_plan = CopyPlan::parse(chunk.words);
+  const auto blocks = copy_plan.block_bytes();
+  if (blocks.size() != blocks_.size()) refuse(chunk, "for another number of blocks");
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (copy_plan.writes(i) && (blocks_[i] == nullptr || blocks[i] != bytes_[i])) {
+      refuse(chunk, "for block " + std::to_string(i) + ", which is not what it takes it for");
     }
-    copy_plan_.emplace(std::move(copy_plan));
-    walk_.emplace(*copy_plan_);
   }
+  copy_plan_.emplace(std::move(copy_plan));
+  walk_.emplace(*copy_plan_);
+}
+
+void IncomingTransfer::take(const Chunk& chunk) {
+  begin(chunk);
   if (chunk.at != walk_->passed() || chunk.bytes.size() > copy_plan_->bytes() - walk_->passed()) {
     refuse(chunk, "out of turn");
   }
   scatter(*walk_, blocks_, chunk.bytes);
+}
+
+std::span<std::byte> IncomingTransfer::place(const Chunk& chunk, uint64_t bytes) {
+  try {
+    begin(chunk);
+  } catch (const Error&) {
+    return {};
+  }
+  if (chunk.at != walk_->passed() || bytes > copy_plan_->bytes() - walk_->passed()) return {};
+  CopyWalk next = *walk_;
+  CopyRun run{};
+  if (!next.next(bytes, &run) || run.row * run.count != bytes) return {};
+  if (run.count != 1 && run.target_stride != run.row) return {};
+  walk_ = next;
+  return {blocks_[run.block] + run.target_offset, bytes};
 }
 
 }  // namespace pathways

@@ -4,11 +4,13 @@
 /// transfer; a message is one chunk or more, one behind the other, as pathways/protocol/transfer.proto defines them.
 /// The sender writes this wire format itself, because a generated encoder would copy the payload. The sender gathers
 /// the bytes of an outgoing transfer from its shards straight into messages, as far as there is room. The receiver's
-/// incoming transfer scatters them into the blocks of the receive that waits for them. The stream itself is in Python
+/// incoming transfer scatters them into the blocks of the receive that waits for them. Where many bytes lie in one
+/// piece, they are sent from the shard itself, and received into the block itself. The stream itself is in Python
 /// (pathways/host/network_transfer.py).
 ///
-///   FAR-1  a chunk is written only where an incoming transfer waits for it, only whole, and only in turn. An invalid
-///          chunk is refused, and nothing of it is written.
+///   FAR-1  a chunk is written only where an incoming transfer waits for it, only in turn, and only when all of it but
+///          the payload itself is known to be valid. An invalid chunk is refused, and nothing of it is written. If a
+///          stream breaks within a payload, the transfer fails, so nobody reads what was written of it.
 ///
 /// Threading: one thread at a time uses an outgoing transfer, or an incoming transfer. Both are used without Python's
 /// lock (GIL-1).
@@ -40,9 +42,16 @@ class OutgoingTransfer {
   /// Writes one chunk, as large as fits into `out`. Returns the bytes that it takes there; 0: not even the smallest
   /// chunk fits.
   uint64_t pack(std::span<std::byte> out);
+  /// Writes only the head of a chunk into `out`, and sets `payload` to its bytes, which lie in one piece in a source.
+  /// Returns the bytes of the head. 0: the next `most` bytes, or all that is left, are not one piece of at least
+  /// `least` bytes, or `out` is too small.
+  uint64_t pack_head(std::span<std::byte> out, uint64_t least, uint64_t most, std::span<const std::byte>* payload);
+
+  /// The bytes that are not packed yet.
+  uint64_t left() const { return copy_plan_->bytes() - walk_.passed(); }
 
  private:
-  uint64_t left() const { return copy_plan_->bytes() - walk_.passed(); }
+  void write_head(std::byte* out, uint64_t at, uint64_t bytes) const;
   uint64_t overhead() const;
 
   const uint64_t order_;
@@ -66,6 +75,14 @@ struct Chunk {
 /// or no chunk.
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message);
 
+/// The chunk that a message begins with, without its payload, of which it says where it lies in the message.
+struct ChunkHead {
+  Chunk chunk;
+  uint64_t payload_at, payload_bytes;
+};
+/// `prefix`: the first bytes of the message. nullopt: they do not hold the whole head, or it is no valid one.
+std::optional<ChunkHead> chunk_head(std::span<const std::byte> prefix);
+
 /// Whether a chunk is all of its transfer. Throws Error(kInvalid) when its copy plan is malformed.
 bool is_whole(const Chunk& chunk);
 
@@ -78,10 +95,15 @@ class IncomingTransfer {
   /// Writes the next chunk. Throws Error(kInvalid) when `chunk` is not the next one, or does not fit the blocks; then
   /// it writes nothing (FAR-1).
   void take(const Chunk& chunk);
+  /// For a chunk whose payload of `bytes` goes into one piece of a block: goes on behind it, and returns where the
+  /// caller must write it. Empty, and nothing changes: it does not, or `take` would refuse it.
+  std::span<std::byte> place(const Chunk& chunk, uint64_t bytes);
   /// Everything is written.
   bool is_over() const { return walk_.has_value() && walk_->is_over(); }
 
  private:
+  void begin(const Chunk& chunk);
+
   const std::vector<std::byte*> blocks_;
   const std::vector<uint64_t> bytes_;
   std::optional<CopyPlan> copy_plan_;

@@ -37,6 +37,9 @@ from pathways.trust.identity import Identity
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
+#: As many bytes in one piece are sent from a shard itself, and received into a block itself.
+_PIECE_BYTES = 64 << 10
+_PREFIX_BYTES = 4 << 10  # of a message, in which the head of a chunk is looked for
 _AT_ONCE_BYTES = 8 << 10  # fits into the kernel's empty buffers, so the thread that sends it does not wait
 _MOST_LANES = 4
 # How an outgoing transfer ended: its order and node, and the bytes of the error's text that follow; 0: it is complete.
@@ -147,9 +150,9 @@ class Streams:
             return True
 
         try:
-            while (message := frames.next()) is not None:
+            while (length := frames.begin()) is not None:
                 reply.clear()
-                for order, node, host, error in _core.unpack(message, delivery, keep_early):
+                for order, node, host, error in self._take(frames, length, delivery, keep_early):
                     # No name for it: what it refers to must go before the next message comes.
                     has_waited = self._waiting.pop((order, node, host), None) is not None
                     if has_waited and error is None:
@@ -160,6 +163,18 @@ class Streams:
         except (errors.PermissionDeniedError, RuntimeError) as error:  # who may not send that, and what is no message
             print(f"a stream from {sender or 'a host'} is refused: {error}", file=sys.stderr, flush=True)
             answers.sendall(_answer(0, _REFUSED, str(error)))
+
+    @staticmethod
+    def _take(
+        frames: stream_sockets.Frames, length: int, delivery: Callable[[int, int, int], Any], keep_early: Any
+    ) -> list[tuple[int, int, int, str | None]]:
+        """Takes a message, and says which transfers it ends and how."""
+        if length >= _PIECE_BYTES:
+            if (place := _core.place(frames.peek(_PREFIX_BYTES), length, delivery)) is not None:
+                order, node, host, incoming, skipped, memory = place
+                frames.rest_into(skipped, memory)
+                return [(order, node, host, None)] if incoming.is_over else []
+        return _core.unpack(frames.whole(), delivery, keep_early)
 
     def _delivery(self, order: int, node: int, host: int) -> Any:
         return self._waiting.get((order, node, host))
@@ -217,21 +232,25 @@ class _HostStream:
         if stream is not None:
             stream.cancel()
 
-    def next_message(self, stream: _Stream, to: stream_sockets.FrameBuffer) -> int:
-        """Waits until there is something to send, and writes the next message. Returns its bytes; 0: this stream is
-        over.
+    def next_message(self, stream: _Stream, to: stream_sockets.FrameBuffer) -> tuple[int, memoryview | None, Any]:
+        """Waits until there is something to send, and writes the next message.
+
+        Returns its bytes in `to`, 0 if this stream is over; bytes that follow, and what keeps them there.
         """
         with self._lock:
             while not self._short and not self._long and self._stream is stream and not self._stopped:
                 self._lock.wait()
             if self._stream is not stream or self._stopped:
-                return 0
+                return 0, None, None
             picked = [*self._short, *self._long]
-        count: int = _core.pack(picked, MESSAGE_BYTES, to.room)
+            has_short = bool(self._short)
+        # Long ones take turns.
+        piece = None if has_short else _core.pack_head(picked[0], _PIECE_BYTES, MESSAGE_BYTES, to.room)
+        count: int = piece[0] if piece is not None else _core.pack(picked, MESSAGE_BYTES, to.room)
         with self._lock:
             self._short = [outgoing for outgoing in self._short if not outgoing.is_over]
-            self._long = [outgoing for outgoing in self._long if not outgoing.is_over]
-        return count
+            self._long = [outgoing for outgoing in self._long[1:] + self._long[:1] if not outgoing.is_over]
+        return count, None if piece is None else piece[1], picked
 
     def delivered(self, order: int, node: int, error: str | None) -> None:
         """Takes the other end's answer: how an outgoing transfer ended."""
@@ -326,9 +345,13 @@ class _Stream:
             reader.start()
             buffer = stream_sockets.FrameBuffer()
             try:
-                while count := self._stream_out.next_message(self, buffer):
+                while True:
+                    count, payload, picked = self._stream_out.next_message(self, buffer)
+                    if count == 0:
+                        break
                     with self._sending:
-                        buffer.send(messages, count)
+                        buffer.send(messages, count, payload)
+                    del payload, picked  # until here, they were there to be sent
             finally:
                 self.cancel()
                 reader.join()

@@ -37,6 +37,7 @@ _FRAME = struct.Struct("<QQ")  # bytes that follow; 0
 #: A longer frame breaks the stream. The words of a copy plan are not cut, so a message may be long.
 MOST_FRAME_BYTES = 64 << 20
 _LEAST_BUFFER = (1 << 20) + _FRAME.size
+_MOST_AHEAD = 32 << 10  # bytes that are read before it is known where they belong
 _VERDICT = struct.Struct("<I")  # bytes of the text that follows, which says why the stream is refused; 0: it is not
 _HELLO_S = 10.0
 _RETRY_S = 0.05
@@ -277,12 +278,15 @@ def read_all(connection: socket.socket, into: memoryview) -> bool:
 
 
 class Frames:
-    """Reads frames from a connection. What it returns is good until the next call."""
+    """Reads frames from a connection: `begin`, and then `whole`, or `rest_into` after a look at its first bytes. What it
+    returns is good until the next call.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_LEAST_BUFFER))
         self._begin = self._end = 0  # the bytes that were read and not returned
+        self._length = 0  # of the frame that has begun
 
     def next(self) -> memoryview | None:
         """The next frame; None: the other end has closed the connection.
@@ -290,18 +294,47 @@ class Frames:
         Raises:
             ConnectionError: the frame is too long, or cut off.
         """
-        if not self._fill(_FRAME.size):
+        return None if self.begin() is None else self.whole()
+
+    def begin(self) -> int | None:
+        """The bytes of the next frame; None: the other end has closed the connection.
+
+        Raises:
+            ConnectionError: the frame is too long, or cut off.
+        """
+        if not self._fill(_FRAME.size, is_new=True):
             return None
         length, _ = _FRAME.unpack_from(self._buffer, self._begin)
         if length > MOST_FRAME_BYTES:
             raise ConnectionError(f"a message of {length} bytes is longer than the longest, {MOST_FRAME_BYTES}")
-        self._fill(_FRAME.size + length)
-        begin = self._begin + _FRAME.size
-        self._begin = begin + length
+        self._begin += _FRAME.size
+        self._length = length
+        return length
+
+    def peek(self, count: int) -> memoryview:
+        """The first bytes of the frame: so many, or all of them."""
+        count = min(count, self._length)
+        self._fill(count)
+        return self._buffer[self._begin : self._begin + count]
+
+    def whole(self) -> memoryview:
+        """The frame."""
+        self._fill(self._length)
+        begin = self._begin
+        self._begin += self._length
         return self._buffer[begin : self._begin]
 
-    def _fill(self, count: int) -> bool:
-        """Reads until `count` bytes are there. False: there is nothing more."""
+    def rest_into(self, skipped: int, into: memoryview) -> None:
+        """Reads the frame from byte `skipped` on into memory of just that size."""
+        begin = self._begin + skipped
+        have = min(self._end - begin, len(into))
+        into[:have] = self._buffer[begin : begin + have]
+        self._begin = begin + have
+        if have < len(into) and not read_all(self._connection, into[have:]):
+            raise ConnectionError("a message is cut off")
+
+    def _fill(self, count: int, is_new: bool = False) -> bool:
+        """Reads until `count` bytes are there. False: there is nothing more, and a frame would begin here."""
         have = self._end - self._begin
         if have >= count:
             return True
@@ -312,9 +345,10 @@ class Frames:
             self._buffer[:have] = bytes(old)
             self._begin, self._end = 0, have
         while self._end - self._begin < count:
-            got = self._connection.recv_into(self._buffer[self._end :])
+            most = max(_MOST_AHEAD, self._begin + count - self._end)
+            got = self._connection.recv_into(self._buffer[self._end : self._end + most])
             if got == 0:
-                if self._end == self._begin and count == _FRAME.size:
+                if self._end == self._begin and is_new:
                     return False
                 raise ConnectionError("a message is cut off")
             self._end += got
@@ -333,7 +367,9 @@ class FrameBuffer:
             self._buffer = memoryview(bytearray(_FRAME.size + count))
         return self._buffer[_FRAME.size : _FRAME.size + count]
 
-    def send(self, connection: socket.socket, count: int) -> None:
-        """Sends the first `count` bytes of the room as a frame."""
-        _FRAME.pack_into(self._buffer, 0, count, 0)
+    def send(self, connection: socket.socket, count: int, payload: memoryview | None = None) -> None:
+        """Sends the first `count` bytes of the room, and the bytes that follow, as a frame."""
+        _FRAME.pack_into(self._buffer, 0, count + (0 if payload is None else len(payload)), 0)
         connection.sendall(self._buffer[: _FRAME.size + count])
+        if payload is not None:
+            connection.sendall(payload)

@@ -39,6 +39,7 @@ struct ReceiveBuffers {
 
 TEST(NetworkTransfer, AnyCuts) {
   std::mt19937_64 random(seed());
+  uint32_t placed = 0;
   for (uint32_t trial = 0; trial < 200 * kStressScale; ++trial) {
     // Three outgoing transfers share messages of any size; each is put together from its own chunks.
     struct Stream {
@@ -63,8 +64,38 @@ TEST(NetworkTransfer, AnyCuts) {
     while (!(ways[0].outgoing->is_over() && ways[1].outgoing->is_over() && ways[2].outgoing->is_over())) {
       std::vector<std::byte> message((8 + random() % 100) * 8);
       uint64_t used = 0;
+      const bool has_messages = random() % 2 == 0;
       for (Stream& way : ways) {
+        if (!has_messages) break;
         if (!way.outgoing->is_over()) used += way.outgoing->pack(std::span(message).subspan(used));
+      }
+      // A piece of a source goes into a piece of a block without a message of its own.
+      for (Stream& way : ways) {
+        std::vector<std::byte> head(2000);
+        std::span<const std::byte> piece;
+        // Only behind what the messages have brought.
+        if (way.outgoing->is_over() || random() % 2 == 0 || used != 0) continue;
+        const uint64_t size = way.outgoing->pack_head(head, 1, 1 + random() % 100, &piece);
+        if (size == 0) continue;
+        EXPECT_FALSE(chunk_head(std::span(head).first(size - 1)).has_value());
+        const auto there = chunk_head(std::span(head).first(size));
+        ASSERT_TRUE(there.has_value());
+        ASSERT_EQ(there->payload_at, size);
+        ASSERT_EQ(there->payload_bytes, piece.size());
+        Chunk other = there->chunk;
+        other.at += 1;
+        EXPECT_TRUE(way.incoming->place(other, piece.size()).empty());
+        EXPECT_TRUE(way.incoming->place(there->chunk, uint64_t{1} << 20).empty());
+        const std::span<std::byte> to = way.incoming->place(there->chunk, piece.size());
+        if (to.empty()) {  // it is in several pieces there
+          head.resize(size);
+          head.insert(head.end(), piece.begin(), piece.end());
+          way.incoming->take(first_chunk(head).first);
+        } else {
+          ASSERT_EQ(to.size(), piece.size());
+          std::memcpy(to.data(), piece.data(), piece.size());
+          ++placed;
+        }
       }
       ASSERT_LE(used, message.size());
       for (std::span<const std::byte> left = std::span(message).first(used); !left.empty();) {
@@ -85,6 +116,7 @@ TEST(NetworkTransfer, AnyCuts) {
       EXPECT_EQ(way.receive->blocks, want.blocks);
     }
   }
+  EXPECT_GT(placed, 100u);
 }
 
 // tests/python/test_network_transfer.py gives the same bytes to protobuf's own reader.
