@@ -117,11 +117,15 @@ class ClientEnd:
             selector.register(self._config.owner_fd, selectors.EVENT_READ)
             selector.register(client, selectors.EVENT_READ)
             while not selector.select(_LOOK_S):
+                why = None
+                with contextlib.suppress(queue.Empty):
+                    why = self._broken.get_nowait()
+                # After that: a cluster that ends says so before its link breaks.
                 status, text = self._native.cluster_status(self._status)
                 if status != "up":
                     return errors.from_text(text, errors.ClusterClosedError)
-                with contextlib.suppress(queue.Empty):
-                    return self._lost(self._broken.get_nowait())
+                if why is not None:
+                    return self._lost(why)
         return None
 
     def _lost(self, why: str) -> errors.PathwaysError:
