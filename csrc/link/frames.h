@@ -13,7 +13,8 @@
 ///   kData             both              client, 0            DataFrame, and bytes of a block
 ///   kLeaseBack        agent -> home     client, host         LeaseBackFrame: the host returns its lease
 ///                     home -> client    0, 0                 LeaseBackFrame, and the numbers of all hosts that do
-///   kPing, kPong      both              0, 0                 a word, which the pong repeats
+///   kPing             both              0, 0                 a word: the sender's clock
+///   kPong             both              0, 0                 PongFrame: that word, and the answerer's clock
 ///   kFromClient       client -> home    ClientRing, 0        a record of the client to the controller
 ///   kToClient         home -> client    0, 0                 a record of the controller to the client
 ///   kFutureDone       home -> client    0, 0                 FutureDoneRecord: a host has done its part of a future
@@ -76,6 +77,10 @@ struct DataFrame {
 
 struct LeaseBackFrame {
   uint64_t offset, lease;
+};
+
+struct PongFrame {
+  int64_t asked_ns, there_ns;
 };
 
 inline constexpr uint32_t kMostFrame = uint32_t{1} << 20;   ///< bytes of the longest frame, with its header

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "link/frames.h"
+#include "link/pace.h"
 #include "messages/outbox.h"
 #include "sync/bell_set.h"
 
@@ -60,8 +61,9 @@ class Link : public std::enable_shared_from_this<Link> {
 
   struct Stats {
     uint64_t bytes_out = 0, bytes_in = 0, records_out = 0, records_in = 0, dropped = 0;
-    int64_t round_trip_ns = 0;  ///< of the last ping; 0: none yet
-    int64_t heard_ns = 0;       ///< how long ago something was delivered
+    int64_t round_trip_ns = 0;   ///< of the last ping; 0: none yet
+    int64_t heard_ns = 0;        ///< how long ago something was delivered
+    int64_t clock_ahead_ns = 0;  ///< how far the other end's clock is ahead, within half a round trip; 0: not known yet
   };
   Stats stats();
 
@@ -132,6 +134,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
  private:
   bool send_queued(FrameWriter& to);
+  void take_pong(const PongFrame& pong);
   void take_common(const FrameHeader& header, std::span<const std::byte> payload);
   void take_all(std::span<const std::byte> in);
   void apply_bells();
@@ -141,6 +144,8 @@ class Link : public std::enable_shared_from_this<Link> {
   std::vector<Bell> rung_;                            ///< those in the set
   std::vector<Bell> bells_to_add_, bells_to_remove_;  ///< by the collecting thread
   std::vector<std::byte> partial_;
+  Pace pace_;                                               ///< of the collecting thread
+  int64_t best_trip_ns_ = INT64_MAX, best_trip_at_ns_ = 0;  ///< of the ping that `clock_ahead_ns` is of
   int64_t next_ping_ns_ = 0, heard_at_ns_ = 0, look_ns_ = 0;
   // Guarded by queue_mutex_, the last lock to take.
   std::mutex queue_mutex_;

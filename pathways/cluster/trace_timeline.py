@@ -4,8 +4,7 @@ XLA says when a value is ready, and not when its computation began. So a computa
 when its devices were free, whichever is later. A host may notice the ends of several computations together. Then only
 the last of them has a known end; the time is divided among them, and they are marked as estimated.
 
-All records have the times of one machine's clock. For hosts on other machines, `offset_of` is where the difference of
-their clocks belongs; it is 0 while all hosts of a cluster are on one machine.
+All records have the times of one clock, the controller's (pathways/cluster/tracing.py).
 """
 
 from __future__ import annotations
@@ -24,11 +23,6 @@ from pathways.protocol.trace_records import ORDER_WAITS, THROTTLES, WAITED_FOR, 
 
 #: Shorter waits are not shown, in nanoseconds.
 SHORTEST_WAIT_NS = 10_000
-
-
-def offset_of(host: int) -> int:
-    """Nanoseconds that a host's clock is ahead of the controller's."""
-    return 0
 
 
 @dataclasses.dataclass(slots=True)

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
+import numpy as np
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.protocol import control_pb2 as pb
+from pathways.protocol.trace_records import ORDER, RUN
 
 #: The controller waits less for its hosts.
 FINISH_S = 20.0
@@ -34,7 +36,7 @@ class Recorded:
     """What was recorded: by whom, and what is missing.
 
     `orders` are chunks of ORDER records of the controller; `runs` of RUN records by host. `plans` are the programs of
-    each host, by number. `failure`: why the recording ended early.
+    each host, by number. `failure`: why the recording ended early. All times are of the controller's clock.
     """
 
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -53,6 +55,7 @@ class Recorded:
             about = json.loads(part.about_json)
             about["clients"] = {**self.about.get("clients", {}), **about["clients"]}
             self.about = about
+            self.begin_ns, self.end_ns = self.begin_ns or part.now_ns, part.now_ns
         if part.remark and part.remark not in self.remarks:
             self.remarks.append(part.remark)
         if part.dropped:
@@ -61,7 +64,19 @@ class Recorded:
             plans = {int(number): plan for number, plan in json.loads(part.plans_json).items()}
             self.plans.setdefault(part.host, {}).update(plans)
         if part.records:
-            (self.orders if part.host < 0 else self.runs.setdefault(part.host, [])).append(part.records)
+            chunks = self.orders if part.host < 0 else self.runs.setdefault(part.host, [])
+            chunks.append(_on_the_controllers_clock(part))
+
+
+def _on_the_controllers_clock(part: pb.TracePart) -> bytes:
+    """The records of a part, with times of the controller's clock. Their own clock may be another machine's."""
+    if part.clock_ahead_ns == 0:
+        return part.records
+    rows = np.frombuffer(part.records, RUN if part.host >= 0 else ORDER).copy()
+    for name in rows.dtype.names or ():
+        if name.endswith("_ns"):
+            rows[name] -= np.where(rows[name] != 0, part.clock_ahead_ns, 0)
+    return rows.tobytes()
 
 
 class Recording(Protocol):
@@ -95,7 +110,6 @@ class RemoteRecording:
         except grpc.RpcError as error:
             self._out.put(None)
             raise translated(error) from None
-        self._recorded.begin_ns = time.monotonic_ns()  # all hosts record
         self._reader = threading.Thread(target=self._read, name="pw-trace", daemon=True)
         self._reader.start()
 
@@ -106,7 +120,6 @@ class RemoteRecording:
 
     def finish(self) -> Recorded:
         """See `Recording`."""
-        self._recorded.end_ns = time.monotonic_ns()
         self._out.put(None)
         self._reader.join(FINISH_S)
         if self._reader.is_alive():

@@ -314,6 +314,11 @@ class ClusterManager:
         """What starts the hosts of an island; None while the island's place is free."""
         return self.processes if self.agents is None else self.agents.of(island)
 
+    def clock_ahead_ns(self, host: int) -> int:
+        """How far the clock of a host's machine is ahead of this one's, within half a round trip of its link."""
+        agent = None if self.agents is None else self.agents.of(self.topology.island_of(host))
+        return 0 if agent is None else int(agent.link.native.stats()["clock_ahead_ns"])
+
     def agents_of_machines(self) -> Agents:
         """The agents of other machines.
 

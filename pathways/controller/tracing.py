@@ -204,6 +204,7 @@ class Tracing:
         answer = self._answers.get((host, part.request))
         if answer is not None and not answer.done():
             part.host = host
+            part.clock_ahead_ns = self._cluster.clock_ahead_ns(host)
             answer.set_result(part)
 
     def host_lost(self, host: int) -> None:
@@ -225,7 +226,7 @@ class Tracing:
                 for client in self._clients.values()
             },
         }
-        return pb.TracePart(host=-1, about_json=json.dumps(about))
+        return pb.TracePart(host=-1, about_json=json.dumps(about), now_ns=time.monotonic_ns())
 
 
 def _seen_by(own: set[int] | None, part: pb.TracePart) -> pb.TracePart:

@@ -8,6 +8,8 @@ client that comes in at the port.
     gone               waits until a use of the cluster fails because it cannot be reached; prints for how long
     wait N             waits for N devices
     train STEPS        trains a small model over two islands; prints the last loss and a digest of the parameters
+    trace FILE         trains while the cluster is traced; prints for how many seconds the trace goes, and how many
+                       computations of the second machine begin before the first one sends what they need
     state              prints the states of the hosts
     alone STEPS        computes on island 0 alone, checks each value, and prints how many it were
     log                prints the controller's log
@@ -121,6 +123,23 @@ def do_train(session: dict[str, Any], steps: str) -> dict[str, Any]:
         value, session["b"] = session["step"](np.uint8(0), session["b"], x)
     b = np.asarray(session["b"])
     return {"loss": float(value), "digest": hashlib.sha256(b.tobytes()).hexdigest()}
+
+
+def do_trace(session: dict[str, Any], path: str) -> dict[str, Any]:
+    do_train(session, "2")
+    with pw.trace(path, cluster=session["cluster"]):
+        do_train(session, "5")
+    with open(path, encoding="utf-8") as file:
+        events = [each for each in json.load(file)["traceEvents"] if each.get("cat") in ("computation", "transfer")]
+    transfers = {each["args"]["run"]: each["ts"] for each in events if each["cat"] == "transfer"}
+    computations = [each for each in events if each["cat"] == "computation"]
+    early = [each for each in computations if each["ts"] < transfers[each["args"]["run"]] - 500]
+    return {
+        "seconds": max(each["ts"] for each in events) / 1e6,
+        "machines": len({each["pid"] for each in events}),
+        "computations": len(computations),
+        "early": len(early),
+    }
 
 
 def do_state(session: dict[str, Any]) -> list[str]:

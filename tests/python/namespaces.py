@@ -1,5 +1,5 @@
-"""Machines as namespaces: each has addresses, process ids, /dev/shm and a temporary folder of its own. For tests; needs
-root. The temporary folder is not /tmp, because this repository may lie there.
+"""Machines as namespaces: each has addresses, process ids, /dev/shm, a temporary folder and clocks of its own. For
+tests; needs root. The temporary folder is not /tmp, because this repository may lie there.
 
     with Network(["m1", "m2"]) as network:
         network.run(["python", "controller.py"])        # in the namespace of the switch, at network.address
@@ -93,7 +93,9 @@ class Network:
             f"mount -t tmpfs tmpfs {folder} && mount -t tmpfs tmpfs /dev/shm && "
             f'export TMPDIR={folder} XDG_STATE_HOME={folder} && exec "$@"'
         )
-        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        since = str(1_000_000 * (1 + self._machines.index(machine)))  # seconds that it is up for longer than this one
+        clock = ["--time", "--monotonic", since, "--boottime", since]
+        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *clock]
         return [*inside, *unshare, "sh", "-c", own, "sh", *command]
 
     def start(self, machine: str, command: Sequence[str], env: Mapping[str, str] | None = None, **what: Any) -> Any:

@@ -150,6 +150,11 @@ def test_a_client_on_a_machine_of_its_own(tmp_path: pathlib.Path) -> None:
         time.sleep(2)
         network.plug("laptop")
         assert laptop.ask("train", "3")["loss"] <= at_home["loss"]
+        for number, each in enumerate((controller, laptop)):  # no two machines share a clock
+            trace = each.ask("trace", str(tmp_path / f"{number}.json"))
+            print(trace)
+            assert (trace["machines"], trace["computations"], trace["early"]) == (2, 15, 0)
+            assert trace["seconds"] < 100
         assert "laptop" in controller.ask("clients")
         network.pull("laptop")
         waited = laptop.ask("gone")

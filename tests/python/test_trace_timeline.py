@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from trace_cases import recorded
 
 from pathways.cluster import trace_timeline
 from pathways.cluster.trace_file import events
 from pathways.cluster.trace_timeline import Timeline
+from pathways.cluster.tracing import Recorded
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 
 
@@ -22,6 +25,26 @@ def test_ends_that_are_noticed_together_are_divided() -> None:
         (67_033, 100_000, True),
         (100_000, 130_000, False),
     ]
+
+
+def test_records_of_another_machine_are_put_on_the_controllers_clock() -> None:
+    ahead = 7_000_000_000_000
+    row = np.zeros(1, trace_records.RUN)
+    row["kind"], row["client"], row["order"], row["devices"] = 1, 3, 9, 1
+    row["dispatched_ns"], row["launched_ns"], row["ended_ns"] = ahead + 2_000, ahead + 3_000, ahead + 4_000
+    found = Recorded()
+    found.add(pb.TracePart(host=-1, about_json='{"clients": {}, "devices_per_host": 1}', now_ns=1_000))
+    found.add(pb.TracePart(host=1, records=row.tobytes(), clock_ahead_ns=ahead))
+    found.add(pb.TracePart(host=-1, about_json='{"clients": {}, "devices_per_host": 1}', now_ns=9_000))
+    assert (found.begin_ns, found.end_ns) == (1_000, 9_000)
+    moved = np.frombuffer(found.runs[1][0], trace_records.RUN)[0]
+    assert (moved["dispatched_ns"], moved["ready_ns"], moved["launched_ns"], moved["ended_ns"]) == (
+        2_000,
+        0,
+        3_000,
+        4_000,
+    )
+    assert (moved["client"], moved["order"], moved["devices"]) == (3, 9, 1)
 
 
 def test_waits_and_their_reasons() -> None:
@@ -61,4 +84,3 @@ def test_colours_differ_by_client() -> None:
 def test_the_records_are_as_wide_as_the_core_writes_them() -> None:
     assert trace_records.RUN.itemsize == 80
     assert trace_records.ORDER.itemsize == 56
-    assert trace_timeline.offset_of(0) == 0

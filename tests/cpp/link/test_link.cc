@@ -300,6 +300,25 @@ TEST(Link, WhatIsNotRead) {
   EXPECT_EQ(next(home[0].hosts.at(0).reports), plain(1));
 }
 
+TEST(Link, StreamsArePaced) {
+  Pace pace;
+  int64_t now = 0;
+  for (int i = 0; i < 100; ++i) {  // who waits for each answer is not held up
+    pace.sent(now);
+    EXPECT_EQ(pace.pause_ns(now += Pace::kGatherNs), 0);
+  }
+  now += 1'000'000'000;
+  for (uint32_t i = 0; i <= Pace::kAtOnce; ++i) {  // neither are the first messages after a silence
+    EXPECT_EQ(pace.pause_ns(now), 0) << i;
+    pace.sent(now += 1000);
+  }
+  EXPECT_EQ(pace.pause_ns(now), Pace::kGatherNs);
+  EXPECT_EQ(pace.pause_ns(now + 10'000), Pace::kGatherNs - 10'000);
+  EXPECT_EQ(pace.pause_ns(now + Pace::kGatherNs), 0);
+  pace.sent(now += Pace::kStreamNs + 1);
+  EXPECT_EQ(pace.pause_ns(now), 0);
+}
+
 TEST(Link, RoundTripsAreMeasured) {
   Home home(1);
   home[0].collect();
@@ -311,6 +330,19 @@ TEST(Link, RoundTripsAreMeasured) {
   EXPECT_EQ(home[0].at_home->stats().round_trip_ns, 5'000'000);
   pass_time(7);
   EXPECT_EQ(home[0].at_home->stats().heard_ns, 7);
+  const int64_t ahead = agent_clock() - home_clock();
+  EXPECT_EQ(home[0].at_home->stats().clock_ahead_ns, ahead + 500'000);  // it came 3 ms after the ping, of 5
+  // A shorter trip says more, a longer one does not.
+  for (const int64_t there : {1'000'000, 40'000'000}) {
+    pass_time(1'000'000'000);
+    home[0].collect();
+    pass_time(there);
+    home[0].deliver_all();
+    home[0].collect();
+    home[0].deliver_all();
+    EXPECT_EQ(home[0].at_home->stats().round_trip_ns, there);
+    EXPECT_EQ(home[0].at_home->stats().clock_ahead_ns, ahead + 500'000);
+  }
 }
 
 }  // namespace

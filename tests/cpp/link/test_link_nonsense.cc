@@ -45,7 +45,7 @@ TEST(Nonsense, IsRefusedByName) {
       {false, frame(FrameKind::kData, Home::kClient, 0, Bytes(23)), "bytes of a block of 23 bytes"},
       {true, frame(FrameKind::kLeaseBack, Home::kClient, 1, Bytes(15)), "a lease back of 15 bytes"},
       {true, frame(FrameKind::kPing, 0, 0, Bytes(7)), "a ping of 7 bytes"},
-      {true, frame(FrameKind::kPong, 0, 0, Bytes(7)), "a pong of 7 bytes"},
+      {true, frame(FrameKind::kPong, 0, 0, Bytes(15)), "a pong of 15 bytes"},
       {true, to_home(joined(RecordHeader{RecordKind::kFutureDone, 0, Home::kClient}, uint64_t{1})),
        "a completion of 16 bytes that is none"},
       {true, to_home(completion(1, 0, {0, 8}, 8)), "a completion of 32 bytes that is none"},
