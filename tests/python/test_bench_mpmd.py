@@ -200,6 +200,7 @@ def test_tiny_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("part", ["pipeline", "hosts", "mixture"])
 def test_tiny_run_of_a_part(part: str) -> None:
     sizes: dict[str, int] = {"microbatches": 4, "iterations": 4, "rows": 64, "repeats": 1}

@@ -169,6 +169,7 @@ def test_a_client_on_a_machine_of_its_own(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.watchdog(300)
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("is_outgoing", [True, False], ids=["outgoing", "incoming"])
 def test_one_direction_is_cut(network: Network, tmp_path: pathlib.Path, is_outgoing: bool) -> None:
     """What a firewall does that lets one direction through: the machine is lost within 5 s, whichever direction it is,

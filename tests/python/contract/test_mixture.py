@@ -44,6 +44,7 @@ GATES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("name", GATES)
 def test_values_and_gradients(add: Any, quiet: Any, name: str) -> None:
     gate, how = GATES[name]

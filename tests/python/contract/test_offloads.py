@@ -72,6 +72,7 @@ def moves(program: Any, *args: Any) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("form", ["plain", "scan"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 1), (2, 1, 2)], ids=lambda shape: "x".join(map(str, shape)))
 def test_a_reverse_pass_that_needs_four_times_its_budget_finishes(
