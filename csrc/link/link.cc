@@ -1,10 +1,7 @@
 #include "link/link.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
@@ -17,12 +14,6 @@ constexpr int64_t kLeaseLookNs = 5'000'000;          ///< between two looks for 
 constexpr int64_t kOverflowLookNs = 200'000;         ///< between two tries to put what was delivered into a full ring
 constexpr int64_t kTripCountsNs = 30'000'000'000;    ///< for how long the shortest round trip tells the clocks apart
 constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is silent for so long is gone
-
-/// Lets the kernel end the sleeps of the calling thread within some us of their time; by default it takes 50 us more.
-void wake_in_time() {
-  thread_local const int done = ::prctl(PR_SET_TIMERSLACK, 5'000UL);
-  (void)done;
-}
 
 }  // namespace
 
@@ -51,7 +42,6 @@ size_t Link::collect(std::span<std::byte> out) {
   }
   if (send_queued(to) && send_data(to)) send_records(to);
   stats_.bytes_out += to.used();
-  if (to.used() != 0) pace_.sent(now);
   return to.used();
 }
 
@@ -62,12 +52,7 @@ void Link::wait(std::chrono::nanoseconds timeout) {
     if (has_overflow_) timeout = std::min(timeout, std::chrono::nanoseconds(kOverflowLookNs));
     if (has_leases()) timeout = std::min(timeout, std::chrono::nanoseconds(kLeaseLookNs));
   }
-  const Status rung = bells_.wait(timeout, SpinPolicy::adaptive());
-  const int64_t pause_ns = rung == Status::kOk ? pace_.pause_ns(clock_()) : 0;
-  if (pause_ns != 0) {
-    wake_in_time();
-    std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
-  }
+  (void)bells_.wait(timeout, SpinPolicy::adaptive());
 }
 
 bool Link::precede(std::span<const std::byte>, FrameWriter&) { return true; }

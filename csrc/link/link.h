@@ -34,7 +34,6 @@
 #include <vector>
 
 #include "link/frames.h"
-#include "link/pace.h"
 #include "messages/outbox.h"
 #include "sync/bell_set.h"
 
@@ -144,7 +143,6 @@ class Link : public std::enable_shared_from_this<Link> {
   std::vector<Bell> rung_;                            ///< those in the set
   std::vector<Bell> bells_to_add_, bells_to_remove_;  ///< by the collecting thread
   std::vector<std::byte> partial_;
-  Pace pace_;                                               ///< of the collecting thread
   int64_t best_trip_ns_ = INT64_MAX, best_trip_at_ns_ = 0;  ///< of the ping that `clock_ahead_ns` is of
   int64_t next_ping_ns_ = 0, heard_at_ns_ = 0, look_ns_ = 0;
   // Guarded by queue_mutex_, the last lock to take.

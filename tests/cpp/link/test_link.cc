@@ -300,25 +300,6 @@ TEST(Link, WhatIsNotRead) {
   EXPECT_EQ(next(home[0].hosts.at(0).reports), plain(1));
 }
 
-TEST(Link, StreamsArePaced) {
-  Pace pace;
-  int64_t now = 0;
-  for (int i = 0; i < 100; ++i) {  // who waits for each answer is not held up
-    pace.sent(now);
-    EXPECT_EQ(pace.pause_ns(now += Pace::kGatherNs), 0);
-  }
-  now += 1'000'000'000;
-  for (uint32_t i = 0; i <= Pace::kAtOnce; ++i) {  // neither are the first messages after a silence
-    EXPECT_EQ(pace.pause_ns(now), 0) << i;
-    pace.sent(now += 1000);
-  }
-  EXPECT_EQ(pace.pause_ns(now), Pace::kGatherNs);
-  EXPECT_EQ(pace.pause_ns(now + 10'000), Pace::kGatherNs - 10'000);
-  EXPECT_EQ(pace.pause_ns(now + Pace::kGatherNs), 0);
-  pace.sent(now += Pace::kStreamNs + 1);
-  EXPECT_EQ(pace.pause_ns(now), 0);
-}
-
 TEST(Link, RoundTripsAreMeasured) {
   Home home(1);
   home[0].collect();
