@@ -1,13 +1,13 @@
 """Network transfers between machines: streams from each host to each host on another machine that it sends to.
 
 A message is a sequence of chunks of outgoing transfers; transfer.proto defines it, csrc/executor/network_transfer.h
-writes and reads it. When the stream is idle, a transfer goes at once; a small one without a change of threads. When it
-is busy, as many chunks as fit into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long ones. For
-each outgoing transfer the receiver answers once: it is written completely, or why it never will be. The receiving host
-sees by itself what has come; no record goes by way of the controller's machine for it. A short transfer may come before
-its receive has memory: then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered transfers have
-failed; the next outgoing transfer opens a new stream. The kernel ends a stream whose other machine was silent for
-`wire.SILENCE_S` (pathways/host/stream_sockets.py).
+writes and reads it. When the stream is idle, a transfer goes at once; a small one, after a pause, without a change of
+threads. When it is busy, as many chunks as fit into `MESSAGE_BYTES` share a message. Short outgoing transfers go before
+long ones. For each outgoing transfer the receiver answers once: it is written completely, or why it never will be. The
+receiving host sees by itself what has come; no record goes by way of the controller's machine for it. A short transfer
+may come before its receive has memory: then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered
+transfers have failed; the next outgoing transfer opens a new stream. The kernel ends a stream whose other machine was
+silent for `wire.SILENCE_S` (pathways/host/stream_sockets.py).
 
 `jax.experimental.transfer` is not used, for two reasons. It has no call to withdraw an offer, so what a sender offers
 to a host that is then lost stays in the sender's memory for ever. And on CPU it moves large arrays more slowly
@@ -27,6 +27,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ SHORT_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
 _PREFIX_BYTES = 4 << 10  # of a message, in which the head of a chunk is looked for
 _AT_ONCE_BYTES = 8 << 10  # fits into the kernel's empty buffers, so the thread that sends it does not wait
+_QUIET_S = 200e-6  # after so long without a transfer, the next one is no part of a flood, which is sent in batches
 _MOST_LANES = 4
 # How an outgoing transfer ended: its order and node, and the bytes of the error's text that follow; 0: it is complete.
 _ANSWER = struct.Struct("<QII")
@@ -205,18 +207,21 @@ class _HostStream:
         self._open: dict[tuple[int, int], Any] = {}  # not answered yet, by order and node
         self._stream: _Stream | None = None
         self._stopped = False
+        self._last_s = 0.0  # when the last transfer came
         self.queued_bytes = 0  # of what is not answered yet; a stale value does no harm
 
     def send(self, outgoing: Any) -> None:
         """Sends an outgoing transfer, or queues it. Opens the stream if there is none."""
         with self._lock:
             if not self._stopped:
-                is_idle = not self._open
+                now = time.monotonic()
+                is_quiet = not self._open and now - self._last_s > _QUIET_S
+                self._last_s = now
                 self._open[outgoing.order, outgoing.node] = outgoing
                 self.queued_bytes += outgoing.nbytes
                 if self._stream is None:
                     self._stream = _Stream(self, self._address, self._credentials)
-                elif is_idle and outgoing.nbytes <= _AT_ONCE_BYTES and self._stream.send_at_once(outgoing):
+                elif is_quiet and outgoing.nbytes <= _AT_ONCE_BYTES and self._stream.send_at_once(outgoing):
                     return
                 (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
                 self._lock.notify_all()
