@@ -6,6 +6,7 @@
 //   count_control gang POLICY TRACED TURNS            the same on two hosts
 //   count_control idle-passes BUFFERS WAITS TURNS     a pass without work per turn, beside BUFFERS live buffers
 //   count_control beside-waiting BUFFERS WAITS TURNS  a run of another client per turn, beside them
+//   count_control booked HOSTS DEVICES TURNS          a run per turn on all devices of all hosts, booked in the ledger
 //
 // POLICY: fifo or share. TRACED, WAITS: 0 or 1. With WAITS a client's put waits for memory that the buffers hold.
 #include <cstdio>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "simulate/controller_cost.h"
 #include "simulate/simulation.h"
 
 namespace pathways {
@@ -116,6 +118,8 @@ int main_of(const std::vector<std::string>& args) {
     dispatch(what == "gang" ? 2 : 1, policy, number(2) != 0, number(3));
   } else if (what == "idle-passes" || what == "beside-waiting") {
     beside_buffers(number(1), number(2) != 0, what == "beside-waiting", number(3));
+  } else if (what == "booked") {
+    (void)measure_controller({number(1), number(2), 1, PolicyKind::kFifo, 1, number(3)});
   } else {
     throw std::out_of_range("case");
   }
@@ -130,7 +134,8 @@ int main(int argc, char** argv) {
     return pathways::main_of({argv + 1, argv + argc});
   } catch (const std::out_of_range&) {
     std::fprintf(stderr,
-                 "expected: dispatch|gang fifo|share 0|1 TURNS, or idle-passes|beside-waiting BUFFERS 0|1 TURNS\n");
+                 "expected: dispatch|gang fifo|share 0|1 TURNS, idle-passes|beside-waiting BUFFERS 0|1 TURNS, "
+                 "or booked HOSTS DEVICES TURNS\n");
     return 2;
   }
 }

@@ -88,7 +88,7 @@ void register_controller(py::module_& m) {
            "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
-      .def("set_budget", &Controller::set_budget, "space"_a, "bytes"_a, unlocked)
+      .def("set_budget", &Controller::set_budget, "spaces"_a, "bytes"_a, unlocked, "Bytes on each of these spaces.")
       .def(
           "set_plan_memory",
           [](BoundController& c, uint32_t plan, uint32_t client, const std::string& name, const std::string& biggest,

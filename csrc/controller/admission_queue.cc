@@ -360,7 +360,7 @@ bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const st
 /// Whether another client that has runs, saves or restores under way, or that is gone, holds memory on a space: it may
 /// become free.
 bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) const {
-  const auto holders = ledger_.admission().clients().holders(space);
+  const auto holders = ledger_.admission().clients_on(space);
   return std::any_of(holders.begin(), holders.end(), [&](uint32_t holder) {
     if (holder == client.id) return false;
     const ClientState* other = clients_.find(holder);
@@ -374,7 +374,7 @@ std::vector<RoomRequest> AdmissionQueue::room_requests() const {
   std::vector<RoomRequest> found;
   for (const ClientState* client : holding_) {
     if (client->is_suspended || !client->asks_for_room) continue;
-    const auto holders = ledger_.admission().clients().holders(*client->asks_for_room);
+    const auto holders = ledger_.admission().clients_on(*client->asks_for_room);
     found.push_back({client->id, false, {holders.begin(), holders.end()}});
   }
   return found;
@@ -406,8 +406,9 @@ void AdmissionQueue::refuse(ClientState& client, std::span<const std::byte> byte
   if (is_run(bytes)) {
     const PlanMemory& memory = *ledger_.memory_of(read_record<RunRecord>(bytes).plan);
     uint64_t wanted = 0;
-    for (const SpaceNeed& need : memory.needs) {
-      if (need.space == judgement.worst) wanted = need.peak + need.eager;
+    const SpaceClasses& classes = ledger_.admission().classes();
+    for (const ClassNeed& need : memory.by_class.at(classes)) {
+      if (need.id == classes.class_of(judgement.worst)) wanted = need.peak + need.eager;
     }
     clients_.run_over(client);
     fail_results(client, bytes,

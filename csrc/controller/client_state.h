@@ -18,6 +18,7 @@
 #include "controller/sent_commands.h"
 #include "messages/outbox.h"
 #include "messages/shared_segments.h"
+#include "sequencer/space_classes.h"
 
 namespace pathways {
 

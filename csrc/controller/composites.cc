@@ -70,13 +70,18 @@ struct Composites::Trial {
       refuse("has result " + std::to_string(missing - is_made.begin()) + ", which no single run makes");
     }
     const uint64_t ahead = total(runs);
-    std::map<SpaceId, uint64_t> kept;  // by the results, whose blocks are added when the composite has entered
+    std::map<ClassId, uint64_t> kept;  // by the results, whose blocks are added when the composite has entered
     for (const PlanMemory::Result& result : memory.results) {
       if (result.set == kNoSpaceSet) continue;
-      for (const SpaceId space : all.ledger_.admission().spaces_of(result.set)) kept[space] += result.bytes;
+      for (const auto [id] : all.ledger_.admission().classes_of(result.set)) kept[id] += result.bytes;
     }
     for (const auto& each : kept) most.try_emplace(each.first, 0);
-    for (const auto& [space, need] : most) memory.needs.push_back({space, kept[space], need + eager[space] * ahead});
+    std::vector<ClassNeed> needs;
+    for (const auto& [id, need] : most) needs.push_back({id, kept[id], need + eager[id] * ahead});
+    const SpaceClasses& classes = all.ledger_.admission().classes();
+    std::sort(needs.begin(), needs.end(),
+              [&](const ClassNeed& a, const ClassNeed& b) { return classes.first(a.id) < classes.first(b.id); });
+    memory.by_class = RunNeeds(std::move(needs), classes);
     memory.biggest = biggest;
     return memory;
   }
@@ -108,20 +113,20 @@ struct Composites::Trial {
   }
   void count(const PlanMemory::Result& kept, bool is_made) {
     if (kept.set == kNoSpaceSet) return;
-    for (const SpaceId space : all.ledger_.admission().spaces_of(kept.set)) {
-      uint64_t& bytes = live[space];
+    for (const auto [id] : all.ledger_.admission().classes_of(kept.set)) {
+      uint64_t& bytes = live[id];
       bytes = is_made ? bytes + kept.bytes : bytes - kept.bytes;
-      most[space] = std::max(most[space], bytes);
+      most[id] = std::max(most[id], bytes);
     }
   }
   void reach(const PlanMemory& plan) {
-    for (const SpaceNeed& need : plan.needs) {
-      uint64_t& top = most[need.space];
-      if (live[need.space] + need.peak > top) {
-        top = live[need.space] + need.peak;
+    for (const ClassNeed& need : plan.by_class.at(all.ledger_.admission().classes())) {
+      uint64_t& top = most[need.id];
+      if (live[need.id] + need.peak > top) {
+        top = live[need.id] + need.peak;
         biggest = plan.biggest;
       }
-      eager[need.space] = std::max(eager[need.space], need.eager);
+      eager[need.id] = std::max(eager[need.id], need.eager);
     }
   }
 
@@ -130,7 +135,7 @@ struct Composites::Trial {
   bool has_more_runs;  ///< than the trial
   std::vector<PlanMemory::Result> buffers;
   std::vector<uint64_t> free;
-  std::map<SpaceId, uint64_t> live, most, eager;
+  std::map<ClassId, uint64_t> live, most, eager;  ///< on each space of a class; no class is made during a trial
   std::string biggest;
 };
 

@@ -80,13 +80,12 @@ SpaceSetId Controller::add_space_set(std::vector<SpaceId> spaces) {
   return run_mail([&] { return ledger_.add_space_set(std::move(spaces)); });
 }
 
-void Controller::set_budget(SpaceId space, uint64_t bytes) {
-  run_mail([&] { ledger_.set_budget(space, bytes); });
+void Controller::set_budget(std::vector<SpaceId> spaces, uint64_t bytes) {
+  run_mail([&] { ledger_.set_budget(std::move(spaces), bytes); });
 }
 
 void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
-  auto shared = std::make_shared<const PlanMemory>(std::move(memory));
-  run_mail([&] { ledger_.set_plan_memory(plan, std::move(shared)); });
+  run_mail([&] { ledger_.set_plan_memory(plan, std::move(memory)); });
 }
 
 void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
@@ -122,8 +121,7 @@ void Controller::register_composite(uint32_t number, Composite composite) {
     }
     const uint32_t client = composite.client;
     const GroupId group = composite.group;
-    auto memory = std::make_shared<const PlanMemory>(composites_.add(number, std::move(composite)));
-    ledger_.set_plan_memory(number, std::move(memory));
+    ledger_.set_plan_memory(number, composites_.add(number, std::move(composite)));
     inbox_.register_plan(number, client, group);
   });
 }
@@ -242,7 +240,7 @@ std::vector<RoomRequest> Controller::room_requests(std::span<const uint32_t> sus
       const std::optional<SpaceId> space = ledger_.admission().lacks_room(id);
       request.has_room = !space.has_value();
       if (space) {
-        const auto holders = ledger_.admission().clients().holders(*space);
+        const auto holders = ledger_.admission().clients_on(*space);
         request.holders.assign(holders.begin(), holders.end());
       }
       found.push_back(std::move(request));

@@ -91,7 +91,8 @@ class Controller {
   /// Registers memory spaces that hold buffers together, and returns the set's number. Throws Error(kInvalid) for an
   /// unknown or a repeated space.
   SpaceSetId add_space_set(std::vector<SpaceId> spaces);
-  void set_budget(SpaceId space, uint64_t bytes);
+  /// The bytes of each of these memory spaces. Throws Error(kInvalid) as `add_space_set` does.
+  void set_budget(std::vector<SpaceId> spaces, uint64_t bytes);
   /// Registers the memory that a plan takes. Call it before the plan's first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
   /// Registers the nodes of a plan, in the program's order. Call it before the plan's first run. It does nothing unless

@@ -20,36 +20,26 @@ bool has_block(const HandleTable::Entry* entry) { return entry != nullptr && ent
 
 // ------------------------------------------------------------------------------------------------------ registered
 
-void MemoryLedger::set_budget(SpaceId space, uint64_t bytes) {
-  if (space >= admission_.space_count()) throw Error(Status::kInvalid, "no memory space " + std::to_string(space));
-  admission_.set_budget(space, bytes);
-}
-
 uint64_t MemoryLedger::devices_of(SpaceSetId set, uint32_t host) const {
   if (set == kNoSpaceSet) return 0;
   if (devices_per_host_ == 0) return ~uint64_t{0};
   const SpaceId first = host * devices_per_host_;
-  const auto spaces = admission_.spaces_of(set);
   uint64_t mask = 0;
-  for (auto at = std::lower_bound(spaces.begin(), spaces.end(), first);
-       at != spaces.end() && *at - first < devices_per_host_; ++at) {
-    mask |= uint64_t{1} << (*at - first);
+  for (uint32_t i = 0; i < devices_per_host_; ++i) {
+    if (admission_.is_in(set, first + i)) mask |= uint64_t{1} << i;
   }
   return mask;
 }
 
-void MemoryLedger::set_plan_memory(uint32_t plan, std::shared_ptr<const PlanMemory> memory) {
-  for (const SpaceNeed& need : memory->needs) {
-    if (need.space >= admission_.space_count())
-      throw Error(Status::kInvalid, "a plan needs a memory space that is not there");
-  }
-  for (const PlanMemory::Result& result : memory->results) {
+void MemoryLedger::set_plan_memory(uint32_t plan, PlanMemory memory) {
+  for (const PlanMemory::Result& result : memory.results) {
     if (result.set != kNoSpaceSet && !admission_.has_set(result.set)) {
       throw Error(Status::kInvalid, "a result lies on a space set that nobody made");
     }
   }
+  if (!memory.is_composite) memory.by_class = admission_.by_class(std::exchange(memory.needs, {}));
   if (plan >= plan_memory_.size()) plan_memory_.resize(plan + 1);
-  plan_memory_[plan] = std::move(memory);
+  plan_memory_[plan] = std::make_shared<const PlanMemory>(std::move(memory));
 }
 
 void MemoryLedger::forget_plans_of(uint32_t client) {
@@ -66,10 +56,10 @@ Judgement MemoryLedger::check(uint32_t client, std::span<const std::byte> bytes)
   if (is_run(bytes)) {
     const PlanMemory* memory = memory_of(read_record<RunRecord>(bytes).plan);
     if (memory == nullptr) return found;
-    found.verdict = admission_.check(memory->needs, &found.worst);
+    found.verdict = admission_.check(memory->by_class, &found.worst);
     if (found.verdict == Verdict::kNever) return found;
     SpaceId worst = 0;
-    const Verdict quota = admission_.check_quota(client, memory->needs, &worst);
+    const Verdict quota = admission_.check_quota(client, memory->by_class, &worst);
     return quota == Verdict::kFits ? found : Judgement{quota, true, worst};
   }
   if (!makes_buffer(bytes)) return found;
@@ -84,7 +74,7 @@ Judgement MemoryLedger::check(uint32_t client, std::span<const std::byte> bytes)
 
 void MemoryLedger::claim(std::span<const std::byte> bytes) {
   if (is_run(bytes)) {
-    admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
+    admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->by_class);
   } else {
     admission_.claim_set(read_record<CommandRecord>(bytes).space_set);
   }
@@ -92,7 +82,7 @@ void MemoryLedger::claim(std::span<const std::byte> bytes) {
 
 uint64_t MemoryLedger::enter(ClientState& client, std::span<const std::byte> bytes, const PlanMemory& memory) {
   const auto record = read_record<RunRecord>(bytes);
-  const uint64_t number = admission_.enter(memory.needs, client.id);
+  const uint64_t number = admission_.enter(memory.by_class, client.id);
   blocks_.assign(record.results, HandleTable::kNoBlock);
   for (uint32_t i = 0; i < record.results; ++i) {
     const BlockId block = blocks_[i] = block_of_result(client, bytes, memory, i);
@@ -134,7 +124,7 @@ void MemoryLedger::entered(EntryId id, const ClientState& client, uint32_t plan,
 
 void MemoryLedger::leave(EntryId id) {
   if (id >= entered_.size() || entered_[id].memory == nullptr) return;
-  admission_.leave(entered_[id].memory->needs, entered_[id].number, entered_[id].client);
+  admission_.leave(entered_[id].memory->by_class, entered_[id].number, entered_[id].client);
   entered_[id].memory.reset();
 }
 

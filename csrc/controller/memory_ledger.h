@@ -53,8 +53,8 @@ class MemoryLedger {
   /// MEM-6: the devices of a host that belong to a set, one bit each: those where a record that names the set is
   /// booked.
   uint64_t devices_of(SpaceSetId set, uint32_t host) const;
-  void set_budget(SpaceId space, uint64_t bytes);
-  void set_plan_memory(uint32_t plan, std::shared_ptr<const PlanMemory> memory);
+  void set_budget(std::vector<SpaceId> spaces, uint64_t bytes) { admission_.set_budget(std::move(spaces), bytes); }
+  void set_plan_memory(uint32_t plan, PlanMemory memory);
   /// The memory that a plan takes; nullptr: the plan is not registered.
   const PlanMemory* memory_of(uint32_t plan) const {
     return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
@@ -93,7 +93,7 @@ class MemoryLedger {
   }
   void release_block(BlockId block) { admission_.release(block); }
   void leave(const PlanMemory& memory, uint64_t number, uint32_t client) {
-    admission_.leave(memory.needs, number, client);
+    admission_.leave(memory.by_class, number, client);
   }
   std::shared_ptr<const PlanMemory> share_memory_of(uint32_t plan) const { return plan_memory_[plan]; }
 

@@ -24,11 +24,12 @@ struct PlanMemory {
   };
   uint32_t client = 0;
   std::string name;
-  std::string biggest;  ///< its biggest buffers, as text for errors
-  std::vector<SpaceNeed> needs;
+  std::string biggest;           ///< its biggest buffers, as text for errors
+  std::vector<SpaceNeed> needs;  ///< by space, as it is given; empty once it is registered
   std::vector<Result> results;
   std::vector<uint32_t> donated;  ///< positions of donated arguments
   bool is_composite = false;      ///< no host has such a plan
+  RunNeeds by_class{};            ///< what MemoryLedger makes of `needs`
 };
 
 }  // namespace pathways

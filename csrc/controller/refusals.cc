@@ -36,7 +36,7 @@ std::string refusal_text(const ControllerOptions& options, const MemoryLedger& l
     return text + ". It can never fit: make it smaller, or the " + bound + " bigger";
   }
   if (judgement.is_quota) {  // MEM-5: without a search, because a client may run into its quota all the time
-    return text + ". This client's live arrays hold " + in_bytes(admission.clients().held(client, worst)) +
+    return text + ". This client's live arrays hold " + in_bytes(admission.held(client, worst)) +
            " there. Delete arrays, or donate arguments, to make room";
   }
   text += ". " + in_bytes(admission.live(worst)) + " are held there by live arrays:";

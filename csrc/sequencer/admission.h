@@ -9,7 +9,8 @@
 ///   live     bytes of the blocks alive after everything admitted so far, without blocks of suspended clients
 ///   eager    bytes that admitted runs not yet over may take before their position: copies between devices of a host
 ///   height   the greatest peak reservation of the admitted runs not yet over, without their own eager bytes
-/// The sums of one space are a MemoryAccount.
+/// They are the same for all spaces of a class (MEM-8, sequencer/space_classes.h), so there is one MemoryAccount for
+/// each class. Spaces that nothing has named are in no class, and hold nothing.
 ///
 ///   MEM-1  live is the sum of the blocks on the memory space.
 ///   MEM-2  a run is admitted when, on each memory space that it needs, max(height, live + peak) + eager + its own
@@ -28,8 +29,10 @@
 #include <span>
 #include <vector>
 
+#include "sequencer/by_class.h"
 #include "sequencer/client_memory.h"
 #include "sequencer/memory_account.h"
+#include "sequencer/space_classes.h"
 
 namespace pathways {
 
@@ -53,16 +56,21 @@ class Admission {
   /// a repeated space.
   SpaceSetId add_set(std::vector<SpaceId> spaces);
   bool has_set(SpaceSetId set) const { return set < sets_.size(); }
-  /// The spaces of a set, sorted.
-  std::span<const SpaceId> spaces_of(SpaceSetId set) const { return sets_[set]; }
-  uint32_t space_count() const { return static_cast<uint32_t>(spaces_.size()); }
+  /// The classes of a set. Valid until something is registered.
+  const std::vector<ClassPart>& classes_of(SpaceSetId set) const { return sets_[set].at(classes_); }
+  bool is_in(SpaceSetId set, SpaceId space) const;
+  /// What a run needs, by class. Throws Error(kInvalid) for an unknown or a repeated space.
+  RunNeeds by_class(std::vector<SpaceNeed> needs);
+  /// Which spaces are one entry here.
+  const SpaceClasses& classes() const { return classes_; }
+  uint32_t space_count() const { return classes_.space_count(); }
 
   /// Whether a run fits. `worst`, if given, is set to the first space with the worst verdict.
-  Verdict check(std::span<const SpaceNeed> needs, SpaceId* worst = nullptr) const;
+  Verdict check(const RunNeeds& needs, SpaceId* worst = nullptr) const;
   /// Admits a run that fits. Before anything else, the caller must add the blocks of its results and release the blocks
   /// that it takes over. Returns the number to pass to `leave`.
-  uint64_t enter(std::span<const SpaceNeed> needs, uint32_t client = kNobody);
-  void leave(std::span<const SpaceNeed> needs, uint64_t number, uint32_t client = kNobody);
+  uint64_t enter(const RunNeeds& needs, uint32_t client = kNobody);
+  void leave(const RunNeeds& needs, uint64_t number, uint32_t client = kNobody);
 
   /// Whether a put of `bytes` bytes on each memory space of a set fits before everything admitted.
   Verdict check_block(SpaceSetId set, uint64_t bytes, SpaceId* worst = nullptr) const;
@@ -90,32 +98,37 @@ class Admission {
   /// MEM-5: bytes on each device; kUnlimited: no quota.
   void set_quota(uint32_t client, uint64_t bytes);
   /// Whether a run, or a put, of the client fits its quota; `check` says nothing of quotas.
-  Verdict check_quota(uint32_t client, std::span<const SpaceNeed> needs, SpaceId* worst) const {
-    return clients_.check(client, needs, worst);
+  Verdict check_quota(uint32_t client, const RunNeeds& needs, SpaceId* worst) const {
+    return clients_.has_quotas() ? first_of(worst, clients_.check(client, needs.at(classes_))) : Verdict::kFits;
   }
   Verdict check_block_quota(uint32_t client, SpaceSetId set, uint64_t bytes, SpaceId* worst) const {
-    return clients_.check_block(client, sets_[set], bytes, worst);
+    return clients_.has_quotas() ? first_of(worst, clients_.check_block(client, classes_of(set), bytes))
+                                 : Verdict::kFits;
   }
   /// The client is gone, and all its blocks were released.
   void forget(uint32_t client) { clients_.forget(client); }
-  /// What each client holds.
+  /// Quotas, and what each client holds by class.
   const ClientMemory& clients() const { return clients_; }
+  uint64_t held(uint32_t client, SpaceId space) const {
+    return is_booked(space) ? clients_.held(client, classes_.class_of(space)) : 0;
+  }
+  /// The clients that hold something on a space, in no order.
+  std::span<const uint32_t> clients_on(SpaceId space) const {
+    return is_booked(space) ? clients_.holders(classes_.class_of(space)) : std::span<const uint32_t>();
+  }
 
   /// Keeps everybody else off the spaces of a waiting run, until `clear_claims`.
-  void claim(std::span<const SpaceNeed> needs);
+  void claim(const RunNeeds& needs);
   void claim_set(SpaceSetId set);
   void clear_claims();
 
-  uint64_t budget(SpaceId space) const { return spaces_[space].budget(); }
+  uint64_t budget(SpaceId space) const { return classes_.budget(space); }
   /// A smaller budget takes no memory away; it only keeps new runs and puts from being admitted.
-  void set_budget(SpaceId space, uint64_t bytes) {
-    spaces_[space].set_budget(bytes);
-    ++version_;
-  }
-  uint64_t live(SpaceId space) const { return spaces_[space].live(); }
+  void set_budget(std::vector<SpaceId> spaces, uint64_t bytes);
+  uint64_t live(SpaceId space) const { return is_booked(space) ? account_of(space).live() : 0; }
   /// The most that was admitted at any time, with peak reservations and eager bytes. A new admission never takes it
   /// above the budget.
-  uint64_t high_water(SpaceId space) const { return spaces_[space].high_water(); }
+  uint64_t high_water(SpaceId space) const { return is_booked(space) ? account_of(space).high_water() : 0; }
   /// The biggest holders of a memory space, the biggest first, at most `count`. For errors: it looks at every block.
   std::vector<Holder> holders(SpaceId space, size_t count) const;
   /// Changes whenever a waiting run may have become admissible.
@@ -123,8 +136,6 @@ class Admission {
   void validate() const;
 
  private:
-  std::vector<uint64_t> offloaded(uint32_t client) const;
-
   struct Block {
     uint32_t client = 0;
     uint32_t plan = 0;
@@ -133,15 +144,26 @@ class Admission {
     uint64_t bytes = 0;
     bool is_offloaded = false;
   };
-  bool is_claimed(SpaceId space) const { return is_claimed_[space] != 0; }
 
-  std::vector<MemoryAccount> spaces_;
+  void refine(std::span<const SpaceId> spaces);
+  Verdict first_of(SpaceId* worst, const ClientMemory::WorstOf& found) const {
+    if (found.verdict != Verdict::kFits) *worst = classes_.first(found.id);
+    return found.verdict;
+  }
+  std::vector<uint64_t> offloaded(uint32_t client) const;
+  bool is_booked(SpaceId space) const { return classes_.class_of(space) != kNoClass; }
+  const MemoryAccount& account_of(SpaceId space) const { return accounts_[classes_.class_of(space)]; }
+  bool is_claimed(ClassId id) const { return is_claimed_[id] != 0; }
+  void claim_class(ClassId id);
+
+  SpaceClasses classes_;
+  std::vector<MemoryAccount> accounts_;  ///< by class
   ClientMemory clients_;
-  std::vector<std::vector<SpaceId>> sets_;
+  std::vector<ClassSet> sets_;
   std::vector<Block> blocks_;
   std::vector<BlockId> free_blocks_;
-  std::vector<SpaceId> claimed_;
-  std::vector<uint8_t> is_claimed_;  ///< by space
+  std::vector<ClassId> claimed_;
+  std::vector<uint8_t> is_claimed_;  ///< by class
   uint64_t next_number_ = 1;
   uint64_t version_ = 0;
 };

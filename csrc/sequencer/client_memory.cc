@@ -6,21 +6,41 @@
 
 namespace pathways {
 
-void ClientMemory::set_quota(uint32_t id, uint64_t bytes, uint64_t next_number) {
-  Client& client = clients_[id];
+void ClientMemory::add_class(ClassId from, bool is_counted) {
+  const auto id = static_cast<ClassId>(holders_.size());
+  is_counted_.push_back(is_counted ? 1 : 0);
+  holders_.emplace_back();
+  if (from != kNoClass) {
+    holders_[id] = holders_[from];
+    for (const uint32_t holder : holders_[id]) {
+      Client& client = clients_.at(holder);
+      client.held.resize(id + 1);
+      client.held[id] = client.held[from];
+    }
+  }
+  for (auto& [number, client] : clients_) {
+    if (!client.has_quota()) continue;
+    client.accounts.push_back(from == kNoClass ? MemoryAccount(client.quota) : MemoryAccount(client.accounts[from]));
+  }
+}
+
+void ClientMemory::set_quota(uint32_t number, uint64_t bytes, uint64_t next_number) {
+  Client& client = clients_[number];
+  const bool had_quota = client.has_quota();
   client.quota = std::min(bytes, kUnlimited);
-  if (client.quota == kUnlimited) {
+  quotas_ += (client.has_quota() ? 1U : 0U) - (had_quota ? 1U : 0U);
+  if (!client.has_quota()) {
     client.accounts.clear();
     return;
   }
-  if (!client.accounts.empty()) {
+  if (had_quota) {
     for (MemoryAccount& account : client.accounts) account.set_budget(client.quota);
     return;
   }
-  client.accounts.assign(counted_, MemoryAccount(client.quota));
+  client.accounts.assign(is_counted_.size(), MemoryAccount(client.quota));
   client.first_number = next_number;
-  for (SpaceId space = 0; space < client.held.size() && space < counted_; ++space) {
-    client.accounts[space].add(client.held[space].bytes, true);
+  for (ClassId id = 0; id < client.held.size(); ++id) {
+    if (is_counted_[id] != 0) client.accounts[id].add(client.held[id].bytes, true);
   }
 }
 
@@ -33,124 +53,123 @@ void ClientMemory::forget(uint32_t id) {
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
   for (const Held& held : found->second.held) PW_CHECK(held.bytes == 0);
+  if (found->second.has_quota()) --quotas_;
   clients_.erase(found);
 }
 
 // ------------------------------------------------------------------------------------------------------ held, runs
 
-void ClientMemory::add(uint32_t id, std::span<const SpaceId> spaces, uint64_t bytes, bool is_early) {
+void ClientMemory::add(uint32_t number, std::span<const ClassPart> classes, uint64_t bytes, bool is_early) {
   if (bytes == 0) return;
-  Client& client = clients_[id];
-  if (client.held.empty()) client.held.resize(holders_.size());
-  for (const SpaceId space : spaces) {
-    Held& held = client.held[space];
+  Client& client = clients_[number];
+  for (const auto [id] : classes) {
+    if (id >= client.held.size()) client.held.resize(is_counted_.size());
+    Held& held = client.held[id];
     if (held.bytes == 0) {
-      held.position = static_cast<uint32_t>(holders_[space].size());
-      holders_[space].push_back(id);
+      held.position = static_cast<uint32_t>(holders_[id].size());
+      holders_[id].push_back(number);
     }
     held.bytes += bytes;
-    if (space < client.accounts.size()) client.accounts[space].add(bytes, is_early);
+    if (client.has_quota() && is_counted_[id] != 0) client.accounts[id].add(bytes, is_early);
   }
 }
 
-void ClientMemory::remove(uint32_t id, std::span<const SpaceId> spaces, uint64_t bytes) {
+void ClientMemory::remove(uint32_t number, std::span<const ClassPart> classes, uint64_t bytes) {
   if (bytes == 0) return;
-  Client& client = clients_.at(id);
-  for (const SpaceId space : spaces) {
-    Held& held = client.held[space];
+  Client& client = clients_.at(number);
+  for (const auto [id] : classes) {
+    Held& held = client.held[id];
     PW_DCHECK(held.bytes >= bytes);
     held.bytes -= bytes;
-    if (space < client.accounts.size()) client.accounts[space].remove(bytes);
+    if (client.has_quota() && is_counted_[id] != 0) client.accounts[id].remove(bytes);
     if (held.bytes != 0) continue;
-    auto& holders = holders_[space];
+    auto& holders = holders_[id];
     const uint32_t last = holders.back();
     holders[held.position] = last;
-    clients_.at(last).held[space].position = held.position;
+    clients_.at(last).held[id].position = held.position;
     holders.pop_back();
   }
 }
 
-void ClientMemory::enter(uint32_t id, std::span<const SpaceNeed> needs, uint64_t number) {
-  const auto found = clients_.find(id);
-  if (found == clients_.end() || found->second.accounts.empty()) return;
-  for (const SpaceNeed& need : needs) {
-    if (need.space < counted_) found->second.accounts[need.space].enter(need, number);
+void ClientMemory::enter(uint32_t client, std::span<const ClassNeed> needs, uint64_t number) {
+  const auto found = clients_.find(client);
+  if (found == clients_.end() || !found->second.has_quota()) return;
+  for (const ClassNeed& need : needs) {
+    if (is_counted_[need.id] != 0) found->second.accounts[need.id].enter(need.peak, need.eager, number);
   }
 }
 
-void ClientMemory::leave(uint32_t id, std::span<const SpaceNeed> needs, uint64_t number) {
-  const auto found = clients_.find(id);
+void ClientMemory::leave(uint32_t client, std::span<const ClassNeed> needs, uint64_t number) {
+  const auto found = clients_.find(client);
   if (found == clients_.end()) return;  // it is gone
-  Client& client = found->second;
-  if (client.accounts.empty() || number < client.first_number) return;
-  for (const SpaceNeed& need : needs) {
-    if (need.space < counted_) client.accounts[need.space].leave(need, number);
+  Client& its = found->second;
+  if (!its.has_quota() || number < its.first_number) return;
+  for (const ClassNeed& need : needs) {
+    if (is_counted_[need.id] != 0) its.accounts[need.id].leave(need.eager, number);
   }
 }
 
 // --------------------------------------------------------------------------------------------------------- verdicts
 
-const ClientMemory::Client* ClientMemory::with_quota(uint32_t id) const {
-  const auto found = clients_.find(id);
-  return found == clients_.end() || found->second.accounts.empty() ? nullptr : &found->second;
+const ClientMemory::Client* ClientMemory::with_quota(uint32_t client) const {
+  const auto found = clients_.find(client);
+  return found == clients_.end() || !found->second.has_quota() ? nullptr : &found->second;
 }
 
-Verdict ClientMemory::check(uint32_t id, std::span<const SpaceNeed> needs, SpaceId* worst) const {
-  Verdict verdict = Verdict::kFits;
-  const Client* client = with_quota(id);
-  if (client == nullptr) return verdict;
-  for (const SpaceNeed& need : needs) {
-    if (need.space >= counted_ || need.peak + need.eager == 0) continue;
-    const Verdict here = client->accounts[need.space].judge(need.peak, need.eager);
-    if (here <= verdict) continue;
-    verdict = here;
-    *worst = need.space;
+ClientMemory::WorstOf ClientMemory::check(uint32_t number, std::span<const ClassNeed> needs) const {
+  WorstOf worst;
+  const Client* client = with_quota(number);
+  if (client == nullptr) return worst;
+  for (const ClassNeed& need : needs) {
+    if (is_counted_[need.id] == 0 || need.peak + need.eager == 0) continue;
+    worst.look_at(client->accounts[need.id].judge(need.peak, need.eager), need.id);
   }
-  return verdict;
+  return worst;
 }
 
-Verdict ClientMemory::check_block(uint32_t id, std::span<const SpaceId> spaces, uint64_t bytes, SpaceId* worst) const {
-  Verdict verdict = Verdict::kFits;
-  const Client* client = with_quota(id);
-  if (client == nullptr || bytes == 0) return verdict;
-  for (const SpaceId space : spaces) {
-    if (space >= counted_) continue;
-    const Verdict here = client->accounts[space].judge_early(bytes);
-    if (here <= verdict) continue;
-    verdict = here;
-    *worst = space;
+ClientMemory::WorstOf ClientMemory::check_block(uint32_t number, std::span<const ClassPart> classes,
+                                                uint64_t bytes) const {
+  WorstOf worst;
+  const Client* client = with_quota(number);
+  if (client == nullptr || bytes == 0) return worst;
+  for (const auto [id] : classes) {
+    if (is_counted_[id] != 0) worst.look_at(client->accounts[id].judge_early(bytes), id);
   }
-  return verdict;
+  return worst;
 }
 
-uint64_t ClientMemory::held(uint32_t id, SpaceId space) const {
-  const auto found = clients_.find(id);
-  return found == clients_.end() || space >= found->second.held.size() ? 0 : found->second.held[space].bytes;
+uint64_t ClientMemory::held(uint32_t client, ClassId id) const {
+  const auto found = clients_.find(client);
+  return found == clients_.end() || id >= found->second.held.size() ? 0 : found->second.held[id].bytes;
 }
 
-uint64_t ClientMemory::most_held(uint32_t id) const {
+uint64_t ClientMemory::most_held(uint32_t client) const {
   uint64_t most = 0;
-  for (SpaceId space = 0; space < counted_; ++space) most = std::max(most, held(id, space));
+  for (ClassId id = 0; id < is_counted_.size(); ++id) {
+    if (is_counted_[id] != 0) most = std::max(most, held(client, id));
+  }
   return most;
 }
 
 void ClientMemory::validate() const {
-  size_t listed = 0, holding = 0;
-  for (SpaceId space = 0; space < holders_.size(); ++space) {
-    listed += holders_[space].size();
-    for (uint32_t i = 0; i < holders_[space].size(); ++i) {
-      const Held& held = clients_.at(holders_[space][i]).held[space];
+  size_t listed = 0, holding = 0, quotas = 0;
+  for (ClassId id = 0; id < holders_.size(); ++id) {
+    listed += holders_[id].size();
+    for (uint32_t i = 0; i < holders_[id].size(); ++i) {
+      const Held& held = clients_.at(holders_[id][i]).held[id];
       PW_CHECK(held.bytes != 0 && held.position == i);
     }
   }
-  for (const auto& [id, client] : clients_) {
+  for (const auto& [number, client] : clients_) {
     for (const Held& held : client.held) holding += held.bytes != 0 ? 1U : 0U;
-    for (SpaceId space = 0; space < client.accounts.size(); ++space) {
-      client.accounts[space].validate();
-      PW_CHECK(client.accounts[space].live() == held(id, space));
+    quotas += client.has_quota() ? 1U : 0U;
+    PW_CHECK(client.accounts.size() == (client.has_quota() ? is_counted_.size() : 0));
+    for (ClassId id = 0; id < client.accounts.size(); ++id) {
+      client.accounts[id].validate();
+      PW_CHECK(client.accounts[id].live() == (is_counted_[id] != 0 ? held(number, id) : 0));
     }
   }
-  PW_CHECK(listed == holding);
+  PW_CHECK(listed == holding && quotas == quotas_);
 }
 
 }  // namespace pathways

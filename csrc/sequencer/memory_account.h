@@ -1,4 +1,4 @@
-/// The account of one budget: a memory space (sequencer/admission.h), or one client's quota on a memory space
+/// The account of one budget: that of each memory space of a class (sequencer/admission.h), or one client's quota there
 /// (sequencer/client_memory.h). What the sums mean, and why the space then never holds more than its budget, is said in
 /// admission.h (MEM-1, MEM-2).
 ///
@@ -20,16 +20,7 @@
 
 namespace pathways {
 
-using SpaceId = uint32_t;
-
 inline constexpr uint64_t kUnlimited = uint64_t{1} << 62;  ///< a budget that nothing reaches
-
-/// What a run needs on one memory space: bytes beside those of its arguments.
-struct SpaceNeed {
-  SpaceId space = 0;
-  uint64_t peak = 0;   ///< the most at any position of the run; with results, without eager bytes
-  uint64_t eager = 0;  ///< may be taken at any time from the run's admission to its end
-};
 
 enum class Verdict : uint8_t {
   kFits,   ///< it fits now
@@ -64,16 +55,16 @@ class MemoryAccount {
     return Verdict::kFits;
   }
 
-  void enter(const SpaceNeed& need, uint64_t number) {
-    eager_ += need.eager;
-    const int64_t peak = static_cast<int64_t>(live_ + need.peak) - raised_;
-    top_ = peaks().empty() ? peak : std::max(top_, peak);
-    peaks_.push_back({number, peak});
+  void enter(uint64_t peak, uint64_t eager, uint64_t number) {
+    eager_ += eager;
+    const int64_t height = static_cast<int64_t>(live_ + peak) - raised_;
+    top_ = peaks().empty() ? height : std::max(top_, height);
+    peaks_.push_back({number, height});
     look();
   }
-  void leave(const SpaceNeed& need, uint64_t number) {
-    PW_DCHECK(eager_ >= need.eager);
-    eager_ -= need.eager;
+  void leave(uint64_t eager, uint64_t number) {
+    PW_DCHECK(eager_ >= eager);
+    eager_ -= eager;
     const int64_t height = take_peak(number);
     const auto left = peaks();
     if (height < top_ || left.empty()) return;

@@ -24,7 +24,6 @@ METHOD = (
     "host. Callgrind counts each byte of a long copy as an instruction."
 )
 
-TURNS = (2_000, 10_000)
 TIMEOUT_S = 600.0
 _CONTROLLER = "pathways::Controller::step()"
 
@@ -35,11 +34,12 @@ class NoCounter(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`args` of count_control, and whether only the controller's passes count."""
+    """`args` of count_control, whether only the controller's passes count, and how many turns: few and many."""
 
     name: str
     args: tuple[str, ...]
     counted: str = "all"
+    turns: tuple[int, int] = (2_000, 10_000)
 
 
 CASES = (
@@ -54,6 +54,10 @@ CASES = (
     Case("a pass, 100,000 live buffers, a client waits", ("idle-passes", "100000", "1"), "controller"),
     Case("a run, 100 live buffers, a client waits", ("beside-waiting", "100", "1"), "controller"),
     Case("a run, 100,000 live buffers, a client waits", ("beside-waiting", "100000", "1"), "controller"),
+    Case("a booked run, 1 host of 1 device", ("booked", "1", "1"), "controller"),
+    Case("a booked run, 2 hosts of 2 devices", ("booked", "2", "2"), "controller"),
+    Case("a booked run, 256 hosts of 1 device", ("booked", "256", "1"), "controller", (20, 100)),
+    Case("a booked run, 256 hosts of 4 devices", ("booked", "256", "4"), "controller", (20, 100)),
 )
 
 #: (what, numerator, denominator, the most that the ratio may be).
@@ -69,6 +73,12 @@ GOALS = (
         "a run beside 100,000 live buffers over 100",
         "a run, 100,000 live buffers, a client waits",
         "a run, 100 live buffers, a client waits",
+        1.01,
+    ),
+    (
+        "a booked run on 256 hosts: 4 devices of each over 1",
+        "a booked run, 256 hosts of 4 devices",
+        "a booked run, 256 hosts of 1 device",
         1.01,
     ),
 )
@@ -119,9 +129,9 @@ def collected(said: str) -> int:
     return int(found[1])
 
 
-def per_turn(count: Count, case: Case, turns: tuple[int, int] = TURNS) -> float:
+def per_turn(count: Count, case: Case) -> float:
     """Instructions of one turn."""
-    few, many = turns
+    few, many = case.turns
     return (count(case, many) - count(case, few)) / (many - few)
 
 

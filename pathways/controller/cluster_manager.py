@@ -362,8 +362,8 @@ class ClusterManager:
         """A host reports a stage of its start. The cluster is ready when all hosts are."""
         if report.stage == Stage.HOST_READY and report.device_bytes:
             first = host.config.first_device
-            for device in range(first, first + host.config.devices_per_host):
-                self.controller.set_budget(device, report.device_bytes)
+            devices = list(range(first, first + host.config.devices_per_host))
+            self.controller.set_budget(devices, report.device_bytes)
             known = self.topology.device_bytes or report.device_bytes
             self.topology = dataclasses.replace(self.topology, device_bytes=min(known, report.device_bytes))
         host.stage = max(host.stage, report.stage)

@@ -154,6 +154,7 @@ class ProgramManager:
         if not program.is_admitted:
             program.is_admitted = True
             self._cluster.numbers.admit_by(number, client.number, program.name, program.bindings, program.memory)
+            program.bindings, program.memory = (), {}
 
     async def analyze(self, client: ClientRecord, number: int) -> Sequence[str]:
         """XLA's analysis of a client's compiled program, from each host that runs it, as JSON."""
@@ -235,6 +236,6 @@ class ProgramManager:
     def compiled(self, host: HostRecord, report: pb.ProgramCompiled) -> None:
         """A host has compiled a program, or could not."""
         if program := self._programs.get(report.program_id):
-            if report.HasField("memory"):
+            if report.HasField("memory") and not program.is_admitted:  # else it compiles for a lost host's successor
                 program.memory[host.number] = load(report.memory, ProgramMemory)
             settle(program.compiled.get(host.number), report.error)

@@ -153,7 +153,8 @@ class ProgramRecord:
     stored: dict[int, asyncio.Future[str]]  # by host: the error text, empty for success
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""
+    # Dropped when the native controller has the memory that a run takes:
     bindings: tuple[tuple[int, ...], ...] = ()
     memory: dict[int, ProgramMemory] = dataclasses.field(default_factory=dict)  # by host
-    is_admitted: bool = False  # the native controller has the memory that its runs take
+    is_admitted: bool = False  # the native controller has it
     kept_bytes: int = 0  # what it counts for in its client's bound

@@ -351,13 +351,19 @@ def ledger_entries(
         for host, part in zip(sorted(hosts), parts, strict=True)
         if part.receive_peak
     ]
-    results = []
-    for result in parts[0].results:
-        devices = bindings[result.mesh]
-        holders = topology.hosts_of(tuple(devices))
-        spaces = [topology.devices + host for host in holders] if result.on_host else []
-        spaces += devices if result.is_either or not result.on_host else ()
-        results.append((group(holders), space_set(spaces), result.bytes, result.argument, result.same_as))
+    places: dict[tuple[int, bool, bool], tuple[int, int]] = {}  # results lie in few places, and a program has many
+
+    def place(result: ResultMemory) -> tuple[int, int]:
+        key = result.mesh, result.on_host, result.is_either
+        if key not in places:
+            devices = bindings[result.mesh]
+            holders = topology.hosts_of(tuple(devices))
+            spaces = [topology.devices + host for host in holders] if result.on_host else []
+            spaces += devices if result.is_either or not result.on_host else ()
+            places[key] = group(holders), space_set(spaces)
+        return places[key]
+
+    results = [(*place(result), result.bytes, result.argument, result.same_as) for result in parts[0].results]
     return needs, results
 
 

@@ -1,4 +1,7 @@
-"""A client that registers programs without end delays no other client's compilation for long, and is bounded."""
+"""A client that registers programs without end delays no other client's compilation for long, and is bounded.
+
+What a program keeps in the controller for each device ends when the native controller has it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ import pathways as pw
 from pathways import errors
 from pathways.controller import program_manager
 from pathways.controller.program_manager import ProgramManager
+from pathways.plan.memory_profile import DeviceNeed, ProgramMemory, ResultMemory, ledger_entries
 from pathways.plan.topology import Topology
 from pathways.protocol import control_pb2 as pb
+from pathways.protocol.serialization import dump
 
 FLOOD = 16
 
@@ -119,3 +124,58 @@ def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             task.cancel()
 
     asyncio.run(run())
+
+
+def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
+    results = (ResultMemory(0, 8), ResultMemory(0, 16))
+    memory = [ProgramMemory((DeviceNeed(host, 24, 0),), 0, results, (), "") for host in range(2)]
+    admitted: list[Any] = []
+
+    async def run() -> None:
+        hosts = [types.SimpleNamespace(is_served=False, number=host) for host in range(2)]
+        cluster: Any = types.SimpleNamespace(
+            topology=Topology.grid(1, 2, 1),
+            hosts=hosts,
+            controller=types.SimpleNamespace(take_forgotten=list),
+            numbers=types.SimpleNamespace(admit_by=lambda *given: admitted.append(given)),
+            register_plan=lambda program: None,
+            unless_ended=lambda future: future,
+        )
+        client: Any = types.SimpleNamespace(number=1, programs=set())
+        manager = ProgramManager(cluster, {1: client}, requests=None)  # type: ignore[arg-type]
+        request = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0, 1])])
+        task = asyncio.ensure_future(manager.register(client, request))
+        await asyncio.sleep(0)
+        (program,) = manager._programs.values()
+
+        def compiled(host: Any) -> None:
+            manager.stored(host, pb.Answer(number=program.number))
+            part = dump(memory[host.number], pb.ProgramMemory)
+            manager.compiled(host, pb.ProgramCompiled(program_id=program.number, memory=part))
+
+        for host in hosts:
+            compiled(host)
+        await manager.wait_compiled(client, await task)
+        await manager.wait_compiled(client, program.number)
+        compiled(hosts[1])  # the successor of a lost host
+        assert admitted == [(program.number, 1, "", ((0, 1),), {0: memory[0], 1: memory[1]})]
+        assert not program.memory and not program.bindings
+
+    asyncio.run(run())
+
+
+def test_each_place_of_results_is_looked_up_once() -> None:
+    parts = [
+        ProgramMemory((DeviceNeed(host, 24, 0),), 5, tuple(ResultMemory(0, n, n == 3) for n in range(5)), (), "")
+        for host in range(2)
+    ]
+    asked: list[tuple[int, ...]] = []
+
+    def number_of(members: Any) -> int:
+        asked.append(tuple(members))
+        return len(asked)
+
+    needs, results = ledger_entries(parts, [(0, 1)], [0, 1], Topology.grid(1, 2, 1), number_of, number_of)
+    assert needs == [(0, 24, 0), (1, 24, 0), (2, 5, 0), (3, 5, 0)]
+    assert asked == [(0, 1), (0, 1), (0, 1), (2, 3)]  # the hosts and the spaces of either place
+    assert results == [(1, 2, 0, -1, -1), (1, 2, 1, -1, -1), (1, 2, 2, -1, -1), (3, 4, 3, -1, -1), (1, 2, 4, -1, -1)]

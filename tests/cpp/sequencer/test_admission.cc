@@ -48,7 +48,7 @@ TEST(Admission, WhatARunTakesOverDoesNotRaiseTheMark) {
   Admission ledger({100});
   const SpaceSetId set = ledger.add_set({0});
   const BlockId given = ledger.add_block(1, Admission::kPut, set, 60, true);
-  const std::vector<SpaceNeed> needs{{0, 10, 0}};  // 60 and 10 of temporaries, less the argument
+  const RunNeeds needs = ledger.by_class({{0, 10, 0}});  // 60 and 10 of temporaries, less the argument
   ASSERT_EQ(ledger.check(needs), Verdict::kFits);
   ledger.enter(needs);
   ledger.add_block(1, 7, set, 60, false);
@@ -75,7 +75,7 @@ TEST(Admission, WhatIsParkedTakesNothing) {
   EXPECT_EQ(worst, 1u);
   EXPECT_EQ(ledger.live(0), 0u);
   ledger.release(other);
-  const std::vector<SpaceNeed> needs{{1, 40, 0}};
+  const RunNeeds needs = ledger.by_class({{1, 40, 0}});
   const uint64_t run = ledger.enter(needs);
   EXPECT_FALSE(ledger.restore(1, &worst));  // a run may stand there
   ledger.leave(needs, run);
@@ -96,12 +96,17 @@ TEST(Admission, RefusesSetsThatMakeNoSense) {
   Admission ledger({1, 1});
   EXPECT_THROW(ledger.add_set({0, 0}), Error);
   EXPECT_THROW(ledger.add_set({2}), Error);
+  EXPECT_THROW(ledger.by_class({{1, 1, 0}, {1, 1, 0}}), Error);
+  EXPECT_THROW(ledger.by_class({{2, 1, 0}}), Error);
+  EXPECT_THROW(ledger.set_budget({2}, 1), Error);
+  EXPECT_EQ(ledger.classes().count(), 0u);
 }
 
 TEST(Admission, TellsTheReasons) {
   Admission ledger({100});
   const SpaceSetId set = ledger.add_set({0});
-  const std::vector<SpaceNeed> whole{{0, 100, 0}}, more{{0, 60, 41}}, half{{0, 30, 30}}, none{{0, 0, 0}};
+  const RunNeeds whole = ledger.by_class({{0, 100, 0}}), more = ledger.by_class({{0, 60, 41}}),
+                 half = ledger.by_class({{0, 30, 30}}), none = ledger.by_class({{0, 0, 0}});
   EXPECT_EQ(ledger.check(more), Verdict::kNever);
   EXPECT_EQ(ledger.check(whole), Verdict::kFits);
   const uint64_t first = ledger.enter(half);
@@ -122,7 +127,7 @@ TEST(Admission, TellsTheReasons) {
 
 TEST(Admission, RunsInARowNeedTheirPeaksOneAfterTheOther) {
   Admission ledger({100});
-  const std::vector<SpaceNeed> tall{{0, 100, 0}};
+  const RunNeeds tall = ledger.by_class({{0, 100, 0}});
   for (int i = 0; i < 50; ++i) {
     ASSERT_EQ(ledger.check(tall), Verdict::kFits);
     ledger.enter(tall);
@@ -169,7 +174,7 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
     for (const size_t event : script) {
       if (event < kinds.size()) {
         const Kind& kind = kinds[event];
-        const std::vector<SpaceNeed> need{{0, kind.peak, kind.eager}};
+        const RunNeeds need = ledger.by_class({{0, kind.peak, kind.eager}});
         if (ledger.check(need) != Verdict::kFits) continue;
         ++admitted;
         Model::Run run{ledger.live(0), kind.peak, kind.eager};
@@ -184,12 +189,12 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
         const auto run = std::find_if(model.runs.begin(), model.runs.end(), [](const auto& r) { return !r.is_over; });
         if (run == model.runs.end()) continue;
         run->is_over = true;
-        ledger.leave(std::vector<SpaceNeed>{{0, run->peak, run->eager}}, run->number);
+        ledger.leave(ledger.by_class({{0, run->peak, run->eager}}), run->number);
       } else if (event == kinds.size() + 2) {  // the youngest ends first: on other places it may
         const auto run = std::find_if(model.runs.rbegin(), model.runs.rend(), [](const auto& r) { return !r.is_over; });
         if (run == model.runs.rend()) continue;
         run->is_over = true;
-        ledger.leave(std::vector<SpaceNeed>{{0, run->peak, run->eager}}, run->number);
+        ledger.leave(ledger.by_class({{0, run->peak, run->eager}}), run->number);
       } else if (!blocks.empty()) {
         ledger.release(blocks.front());
         blocks.erase(blocks.begin());
@@ -217,7 +222,7 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
 // kept from by runs. Explores every interleaving of: a client's next step, the end of any admitted run.
 struct World {
   struct Step {
-    std::vector<SpaceNeed> needs;
+    RunNeeds needs;
     SpaceSetId set = 0;
     uint64_t keeps = 0;
   };
@@ -228,22 +233,22 @@ struct World {
     bool is_waiting = false;
   };
   struct Running {
-    std::vector<SpaceNeed> needs;
+    RunNeeds needs;
     uint64_t number = 0;
   };
   Admission ledger;
   std::vector<Client> clients;
   std::vector<size_t> waiting;  // the oldest first
   std::vector<Running> running;
-  std::vector<SpaceId> claimed;
+  std::vector<ClassId> claimed;
 
   Verdict attempt(size_t who) {
     Client& client = clients[who];
     const Step& step = client.steps[client.next];
     const Verdict verdict = ledger.check(step.needs);
     if (verdict != Verdict::kFits) return verdict;
-    for (const SpaceNeed& need : step.needs) {  // nobody overtakes a claim
-      EXPECT_EQ(std::count(claimed.begin(), claimed.end(), need.space), 0);
+    for (const ClassNeed& need : step.needs.at(ledger.classes())) {  // nobody overtakes a claim
+      EXPECT_EQ(std::count(claimed.begin(), claimed.end(), need.id), 0);
     }
     running.push_back({step.needs, ledger.enter(step.needs)});
     const BlockId fresh = ledger.add_block(static_cast<uint32_t>(who), 0, step.set, step.keeps, false);
@@ -266,7 +271,7 @@ struct World {
         verdict = attempt(waiting[i]);
         if (verdict == Verdict::kBusy) {
           EXPECT_FALSE(running.empty()) << "waits for runs, and there are none";
-          for (const SpaceNeed& need : client.steps[client.next].needs) claimed.push_back(need.space);
+          for (const ClassNeed& need : client.steps[client.next].needs.at(ledger.classes())) claimed.push_back(need.id);
           ledger.claim(client.steps[client.next].needs);
         }
         if (verdict != Verdict::kFits) break;
@@ -320,17 +325,17 @@ void explore(const World& world, Tally* tally) {
 
 TEST(Admission, NobodyWaitsForOneThatWaits) {
   using Step = World::Step;
-  const auto both = [](uint64_t peak, uint64_t eager) {
-    return std::vector<SpaceNeed>{{0, peak, eager}, {1, peak, eager}};
-  };
-  const auto one = [](SpaceId space, uint64_t peak, uint64_t eager) {
-    return std::vector<SpaceNeed>{{space, peak, eager}};
-  };
   Tally all;
   for (uint64_t budget = 4; budget <= 8; budget += kIsSanitized ? 3 : 1) {
     World world{Admission({budget, budget}), {}, {}, {}, {}};
     const SpaceSetId first = world.ledger.add_set({0}), second = world.ledger.add_set({1}),
                      pair = world.ledger.add_set({0, 1});
+    const auto both = [&](uint64_t peak, uint64_t eager) {
+      return world.ledger.by_class({{0, peak, eager}, {1, peak, eager}});
+    };
+    const auto one = [&](SpaceId space, uint64_t peak, uint64_t eager) {
+      return world.ledger.by_class({{space, peak, eager}});
+    };
     world.clients.push_back({{Step{both(1, 2), pair, 1}, Step{one(0, 2, 2), first, 2}}, 0, {}, false});
     world.clients.push_back({{Step{one(1, 1, 3), second, 2}, Step{both(2, 1), pair, 1}}, 0, {}, false});
     world.clients.push_back({{Step{one(0, 4, 0), first, 0}, Step{one(1, 0, 4), second, 1}}, 0, {}, false});

@@ -17,30 +17,28 @@
 namespace pathways {
 namespace {
 
-using Needs = std::vector<SpaceNeed>;
-
 TEST(ClientMemory, SumsByClient) {
   Admission ledger({100, 100});
   const SpaceSetId both = ledger.add_set({0, 1}), second = ledger.add_set({1});
   const BlockId a = ledger.add_block(1, 7, both, 10, true), b = ledger.add_block(2, 7, second, 30, false);
   ledger.add_block(1, 7, second, 0, true);  // an empty one makes nobody a holder
-  EXPECT_EQ(ledger.clients().held(1, 0), 10u);
+  EXPECT_EQ(ledger.held(1, 0), 10u);
   EXPECT_EQ(ledger.clients().most_held(2), 30u);
-  EXPECT_EQ(ledger.clients().holders(0).size(), 1u);
-  EXPECT_EQ(ledger.clients().holders(1).size(), 2u);
+  EXPECT_EQ(ledger.clients_on(0).size(), 1u);
+  EXPECT_EQ(ledger.clients_on(1).size(), 2u);
   ledger.share(a);
   ledger.release(a);
-  EXPECT_EQ(ledger.clients().held(1, 1), 10u);
+  EXPECT_EQ(ledger.held(1, 1), 10u);
   ledger.offload(1);
-  EXPECT_EQ(ledger.clients().held(1, 1), 0u);
-  EXPECT_EQ(ledger.clients().holders(0).size(), 0u);
+  EXPECT_EQ(ledger.held(1, 1), 0u);
+  EXPECT_EQ(ledger.clients_on(0).size(), 0u);
   ledger.validate();
   SpaceId worst = 0;
   ASSERT_TRUE(ledger.restore(1, &worst));
-  EXPECT_EQ(ledger.clients().held(1, 1), 10u);
+  EXPECT_EQ(ledger.held(1, 1), 10u);
   ledger.release(a);
   ledger.release(b);
-  EXPECT_TRUE(ledger.clients().holders(1).empty());
+  EXPECT_TRUE(ledger.clients_on(1).empty());
   ledger.validate();
   ledger.forget(1);
   ledger.forget(2);
@@ -56,7 +54,8 @@ struct Quota : ::testing::Test {
 
 TEST_F(Quota, BoundsWhatAClientHoldsAndRuns) {
   ledger.set_quota(1, 100);
-  const Needs whole{{0, 100, 0}}, more{{0, 60, 41}}, half{{0, 50, 0}};
+  const RunNeeds whole = ledger.by_class({{0, 100, 0}}), more = ledger.by_class({{0, 60, 41}}),
+                 half = ledger.by_class({{0, 50, 0}});
   EXPECT_EQ(ledger.check_quota(1, more, &worst), Verdict::kNever);
   EXPECT_EQ(worst, 0u);
   EXPECT_EQ(ledger.check_quota(1, whole, &worst), Verdict::kFits);
@@ -80,7 +79,7 @@ TEST_F(Quota, BoundsWhatAClientHoldsAndRuns) {
 
 TEST_F(Quota, CountsDevicesOnly) {
   ledger.set_quota(1, 10);
-  const Needs receives{{2, 500, 0}}, none{{0, 0, 0}};
+  const RunNeeds receives = ledger.by_class({{2, 500, 0}});
   EXPECT_EQ(ledger.check_quota(1, receives, &worst), Verdict::kFits);
   ledger.add_block(1, 7, transfers, 300, true);
   EXPECT_EQ(ledger.clients().most_held(1), 0u);
@@ -91,7 +90,7 @@ TEST_F(Quota, CountsDevicesOnly) {
 TEST_F(Quota, ASmallerOneTakesNothingAway) {
   const BlockId block = ledger.add_block(1, 7, set, 80, true);
   ledger.set_quota(1, 50);
-  const Needs some{{0, 10, 0}}, none{{0, 0, 0}};
+  const RunNeeds some = ledger.by_class({{0, 10, 0}}), none = ledger.by_class({{0, 0, 0}});
   EXPECT_EQ(ledger.live(0), 80u);
   EXPECT_EQ(ledger.check_quota(1, some, &worst), Verdict::kHeld);
   EXPECT_EQ(ledger.check_quota(1, none, &worst), Verdict::kFits);  // one that works in place may make room
@@ -104,7 +103,7 @@ TEST_F(Quota, ASmallerOneTakesNothingAway) {
 }
 
 TEST_F(Quota, RunsFromBeforeAreNotCounted) {
-  const Needs some{{0, 70, 5}};
+  const RunNeeds some = ledger.by_class({{0, 70, 5}});
   const uint64_t before = ledger.enter(some, 1);
   ledger.set_quota(1, 100);
   const uint64_t after = ledger.enter(some, 1);
@@ -122,7 +121,7 @@ TEST_F(Quota, AnyOrder) {
   std::mt19937 random(test::seed());
   const auto draw = [&](uint64_t most) { return random() % (most + 1); };
   struct Run {
-    Needs needs;
+    RunNeeds needs;
     uint64_t number;
   };
   std::map<uint32_t, std::vector<Run>> runs;
@@ -134,12 +133,13 @@ TEST_F(Quota, AnyOrder) {
     auto& its_blocks = blocks[client];
     switch (draw(4)) {
       case 0: {
-        const Needs needs{{0, draw(60), draw(10)}};
+        const uint64_t peak = draw(60);
+        const RunNeeds needs = ledger.by_class({{0, peak, draw(10)}});
         if (ledger.check(needs) != Verdict::kFits) break;
         if (ledger.check_quota(client, needs, &worst) != Verdict::kFits) break;
         const uint64_t number = ledger.enter(needs, client);
         its_runs.push_back({needs, number});
-        if (const uint64_t result = draw(needs[0].peak); result != 0) {
+        if (const uint64_t result = draw(peak); result != 0) {
           its_blocks.emplace_back(ledger.add_block(client, 7, set, result, false), result);
         }
         break;
@@ -166,7 +166,7 @@ TEST_F(Quota, AnyOrder) {
     uint64_t held = 0;
     for (const auto& each : blocks[1]) held += each.second;
     ASSERT_LE(held, 100u);
-    ASSERT_EQ(ledger.clients().held(1, 0), held);
+    ASSERT_EQ(ledger.held(1, 0), held);
     if (i % 64 == 0) ledger.validate();
   }
 }
