@@ -21,7 +21,7 @@ import pathways as pw
 
 pytestmark = pytest.mark.slow
 
-STEPS, EVERY, KILL_AT = 30, 10, 17
+STEPS, EVERY, KILL_AT = 20, 5, 8
 
 
 def test_the_machine_of_the_training_is_killed(

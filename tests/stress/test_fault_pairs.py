@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python"))
 from fault_pairs import FAULTS, Checker, World, draw, told
 from namespaces import why_not
 
-PAIRS = int(os.environ.get("PATHWAYS_FAULT_PAIRS", "2"))
+PAIRS = int(os.environ.get("PATHWAYS_FAULT_PAIRS", "1"))
 
 
 @pytest.mark.slow
