@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import psutil
 import pytest
+from control_clusters import eventually
 from machines import MachineCluster
 from test_machine_faults import agent_process, machines_of_island
 
@@ -34,6 +35,8 @@ def test_the_machine_of_the_training_is_killed(
     with MachineCluster(2, 1, 4) as machines:
 
         def kill_the_machine(cluster: pw.Cluster, devices: pw.Slice) -> None:
+            # A save goes on beside the training. One that the kill disturbs counts for nothing.
+            eventually((tmp_path / "killed" / str(EVERY)).is_dir, "the first checkpoint is there", 30)
             name = machines_of_island(cluster, machines)[devices.island]
             agent = agent_process(machines, name)
             supervisor = agent.parent()
