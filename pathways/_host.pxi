@@ -191,7 +191,8 @@ cdef class Host:
         self.backend.get().arrived(order, node, source)
 
     def keep_early(self, const unsigned char[::1] message not None):
-        """Keeps the chunk that a message begins with until its receive has memory (FAR-3). False: it cannot. Any thread.
+        """Keeps the chunk that a message begins with until its receive has memory (FAR-3). False: it cannot.
+        Any thread.
 
         Raises RuntimeError when it is no chunk.
         """

@@ -93,8 +93,8 @@ cdef class IncomingTransfer:
 
 
 def place(const unsigned char[::1] prefix not None, uint64_t message_bytes, waiting not None):
-    """Where the payload of a message must be written, if the message is one chunk whose payload goes into one piece of a
-    receive buffer. `prefix`: its first bytes.
+    """Where the payload of a message must be written, if the message is one chunk whose payload goes into one piece
+    of a receive buffer. `prefix`: its first bytes.
 
     Returns the chunk's order, node and host, its `IncomingTransfer`, the bytes before the payload, and the memory for
     it, which is there as long as the `IncomingTransfer`. None: `unpack` must take it.

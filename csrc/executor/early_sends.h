@@ -37,7 +37,7 @@ class EarlySends {
     used += bytes;
     return true;
   }
-  void give_back(uint32_t destination, uint64_t bytes) {
+  void return_credit(uint32_t destination, uint64_t bytes) {
     uint64_t& used = used_.at(destination);
     PW_CHECK(used >= bytes);
     used -= bytes;
@@ -48,7 +48,7 @@ class EarlySends {
       if (at->destination != destination) continue;
       EarlySend send = std::move(*at);
       sends.erase(at);
-      give_back(destination, send.bytes);
+      return_credit(destination, send.bytes);
       return send;
     }
     return std::nullopt;

@@ -33,7 +33,7 @@ void TransferManager::send_early(uint64_t key) {
       ++under_way_[early[i].source];
       exchange.early_sends.push_back({early[i].source, bytes[i]});
     } else {  // it is sent again when its receive is announced
-      early_.give_back(early[i].source, bytes[i]);
+      early_.return_credit(early[i].source, bytes[i]);
     }
   }
 }

@@ -171,11 +171,11 @@ class Streams:
         frames: stream_sockets.Frames, length: int, delivery: Callable[[int, int, int], Any], keep_early: Any
     ) -> list[tuple[int, int, int, str | None]]:
         """Takes a message, and says which transfers it ends and how."""
-        if length >= _PIECE_BYTES:
-            if (place := _core.place(frames.peek(_PREFIX_BYTES), length, delivery)) is not None:
-                order, node, host, incoming, skipped, memory = place
-                frames.rest_into(skipped, memory)
-                return [(order, node, host, None)] if incoming.is_over else []
+        place = _core.place(frames.peek(_PREFIX_BYTES), length, delivery) if length >= _PIECE_BYTES else None
+        if place is not None:
+            order, node, host, incoming, skipped, memory = place
+            frames.rest_into(skipped, memory)
+            return [(order, node, host, None)] if incoming.is_over else []
         return _core.unpack(frames.whole(), delivery, keep_early)
 
     def _delivery(self, order: int, node: int, host: int) -> Any:

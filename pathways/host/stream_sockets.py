@@ -278,7 +278,7 @@ def read_all(connection: socket.socket, into: memoryview) -> bool:
 
 
 class Frames:
-    """Reads frames from a connection: `begin`, and then `whole`, or `rest_into` after a look at its first bytes. What it
+    """Reads frames from a connection: `begin`, then `whole`, or after a look at the first bytes `rest_into`. What it
     returns is good until the next call.
     """
 

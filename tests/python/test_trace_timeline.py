@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from trace_cases import recorded
 
-from pathways.cluster import trace_timeline
 from pathways.cluster.trace_file import events
 from pathways.cluster.trace_timeline import Timeline
 from pathways.cluster.tracing import Recorded
