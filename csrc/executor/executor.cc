@@ -140,6 +140,7 @@ void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
 
 void Executor::on_run(const RunRecord& record, const uint64_t* handles, int64_t read_ns) {
   ++run_records_;
+  transfers_.run_has_come(record.order);
   if (const std::string why = unsound(record, handles); !why.empty()) {
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
@@ -297,7 +298,7 @@ uint32_t Executor::move_on() {
   for (Arrived& arrived : arrived_) transfers_.arrived(std::move(arrived));
   const uint32_t begun = receives_.retry();
   if (begun != 0) rows_.go_on();
-  return static_cast<uint32_t>(sent_.size() + arrived_.size()) + begun;
+  return static_cast<uint32_t>(sent_.size() + arrived_.size()) + begun + transfers_.place_early();
 }
 
 uint32_t Executor::poll() {

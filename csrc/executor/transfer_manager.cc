@@ -17,7 +17,6 @@ void TransferManager::prepare(NodeRef ref) {
   exchange.is_prepared = true;
   exchange.run = ref.run;
   exchange.node = ref.node;
-  newest_ = std::max(newest_, run.order);
   exchange.sends_left += node.destination_count;
   exchange.receives_left += node.source_count;
   std::erase_if(exchange.ready_receives,
@@ -141,11 +140,9 @@ bool TransferManager::take_memory(uint64_t key) {
       link_.receive_ready(receive.source, order, global, receive.offsets);
     }
   }
-  std::vector<EarlyArrival> early;
-  if (exchange.has_room) early = std::move(exchange.early_arrivals);
-  exchange.early_arrivals.clear();
+  if (!exchange.has_room) exchange.early_arrivals.clear();
+  if (!exchange.early_arrivals.empty()) placeable_.push_back(key);
   try_send(key);
-  for (EarlyArrival& arrival : early) place_early(key, std::move(arrival));
   return true;
 }
 
@@ -184,7 +181,6 @@ void TransferManager::refuse_run(uint64_t order, const std::string& why) {
     for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, Outcome::kFailed, why);
     at = exchanges_.erase(at);
   }
-  newest_ = std::max(newest_, order);
   refused_.emplace_back(order, why);
   if (refused_.size() > kRefusedKept) refused_.pop_front();
 }
@@ -442,6 +438,7 @@ void TransferManager::clear() {
   early_.clear();
   unsourced_.clear();
   unsent_.clear();
+  placeable_.clear();
   refused_.clear();
 }
 

@@ -29,6 +29,7 @@
 /// Threading: the executor's thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -91,6 +92,11 @@ class TransferManager : private ExecutorPart, private Receiver {
   bool owes_before(const Run& run, const NodeRecord& node);
   /// A send that was under way is over.
   void sent(const Sent& sent);
+  /// A run has come, which has transfers or not, or is refused. Runs come in their order.
+  void run_has_come(uint64_t order) { newest_ = std::max(newest_, order); }
+  /// FAR-3: writes what came early for receives that have memory now. Returns for how many. Not while a run is
+  /// prepared, because what depends on it may not be in its queues yet.
+  uint32_t place_early();
   /// All that a host on another machine sends in a transfer has come. Does nothing for a transfer that does not wait
   /// for it, as one that has failed.
   void arrived(Arrived&& arrived);
@@ -132,7 +138,7 @@ class TransferManager : private ExecutorPart, private Receiver {
   void trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved);
   /// Announces the receive. See Receiver.
   bool take_memory(uint64_t key) override;
-  void place_early(uint64_t key, EarlyArrival&& arrival);
+  void place(uint64_t key, const EarlyArrival& arrival);
   void try_send(uint64_t key);
   void send_early(uint64_t key);
   bool announced_early_send(uint64_t key, EarlySend& send, std::span<const uint64_t> offsets);
@@ -153,6 +159,7 @@ class TransferManager : private ExecutorPart, private Receiver {
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   std::unordered_map<uint32_t, Lost> lost_peers_;
   EarlySends early_;
+  std::vector<uint64_t> placeable_;                   ///< receives that have memory, and early arrivals
   uint64_t newest_ = 0;                               ///< order of the newest run that has come
   std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
   std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done

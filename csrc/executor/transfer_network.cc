@@ -92,14 +92,25 @@ void TransferManager::arrived(Arrived&& arrived) {
   if (!arrived.chunk) {
     source_done(key, arrived.source, Outcome::kDone, {});
   } else if (exchange.has_room) {
-    place_early(key, {arrived.source, std::move(*arrived.chunk)});
+    place(key, {arrived.source, std::move(*arrived.chunk)});
   } else if (exchange.receive_error == 0) {
     exchange.early_arrivals.push_back({arrived.source, std::move(*arrived.chunk)});
   }
 }
 
+uint32_t TransferManager::place_early() {
+  const std::vector<uint64_t> keys = std::exchange(placeable_, {});
+  for (const uint64_t key : keys) {
+    const auto at = exchanges_.find(key);
+    if (at == exchanges_.end()) continue;
+    const std::vector<EarlyArrival> arrivals = std::exchange(at->second.early_arrivals, {});
+    for (const EarlyArrival& arrival : arrivals) place(key, arrival);
+  }
+  return static_cast<uint32_t>(keys.size());
+}
+
 /// Writes what came early to the receive's memory, which there is now.
-void TransferManager::place_early(uint64_t key, EarlyArrival&& arrival) {
+void TransferManager::place(uint64_t key, const EarlyArrival& arrival) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end() || std::ranges::count(at->second.done_sources, arrival.source) != 0) return;
   const NodeContext where = runs_[at->second.run].context(at->second.node);

@@ -288,14 +288,6 @@ class Frames:
         self._begin = self._end = 0  # the bytes that were read and not returned
         self._length = 0  # of the frame that has begun
 
-    def next(self) -> memoryview | None:
-        """The next frame; None: the other end has closed the connection.
-
-        Raises:
-            ConnectionError: the frame is too long, or cut off.
-        """
-        return None if self.begin() is None else self.whole()
-
     def begin(self) -> int | None:
         """The bytes of the next frame; None: the other end has closed the connection.
 

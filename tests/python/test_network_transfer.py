@@ -86,8 +86,8 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
 
         def receive(sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
             frames = stream_sockets.Frames(messages)
-            while (message := frames.next()) is not None:
-                answers.sendall(answer(bytes(message)))
+            while frames.begin() is not None:
+                answers.sendall(answer(bytes(frames.whole())))
 
         listener = stream_sockets.StreamListener(address, "", receive)
         core = Core()

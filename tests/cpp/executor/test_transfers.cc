@@ -19,11 +19,6 @@ namespace {
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
 
 struct Pair : BenchPair {
-  /// Host 0 calls, the value goes to host 1, which calls; results: on 0, on 1.
-  void add_plans(uint32_t id = 0, bool compiled = true) {
-    zero.add_plan(id, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0), compiled);
-    one.add_plan(id, plan_of({kNoValue}, {transfer(5, {}, {0}, {0}, {}), call({0}, {1})}, {kNoValue, 1}, 2, 1));
-  }
   void run(uint64_t order, uint32_t plan, const std::vector<uint64_t>& arguments,
            const std::vector<uint64_t>& results) {
     zero.run(order, plan, arguments, results);
@@ -291,49 +286,14 @@ TEST_F(Pair, ToItselfAndAway) {
 
 TEST_F(Pair, AnyOrderOfDelivery) {
   add_plans();
-  // Back again: host 1 calls, host 0 receives.
-  zero.add_plan(1, plan_of({kNoValue}, {transfer(5, {}, {0}, {1}, {}), call({0}, {1})}, {1}, 2, 0));
-  one.add_plan(1, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {0})}, {kNoValue}, 2, 1));
+  add_plans_back(1);
   std::mt19937_64 random(seed());
   ModelledFaults faults;
   faults.send_ns = 60;
   zero.backend.set_faults(faults);
   for (uint32_t trial = 0; trial < 200 * kStressScale && !HasFailure(); ++trial) {
-    std::deque<std::function<void()>> queue[2];
     zero.put(A, 7);
-    const uint64_t base = trial * 100;
-    for (uint64_t i = 1; i <= 4; ++i) {
-      const uint64_t there = handle(static_cast<uint32_t>(10 + i)), here = handle(static_cast<uint32_t>(20 + i));
-      const uint64_t home = handle(static_cast<uint32_t>(30 + i));
-      for (uint32_t h = 0; h < 2; ++h) {
-        queue[h].push_back([=, this] { host(h).run(base + 2 * i, 0, {A}, {here, there}); });
-        queue[h].push_back([=, this] { host(h).run(base + 2 * i + 1, 1, {there}, {home}); });
-        queue[h].push_back([=, this] {
-          for (const uint64_t value : {here, there, home}) host(h).release(value);
-        });
-      }
-    }
-    while (!queue[0].empty() || !queue[1].empty()) {
-      const uint32_t h = random() % 2;
-      switch (random() % 4) {
-        case 0:
-          if (!queue[h].empty()) {
-            queue[h].front()();
-            queue[h].pop_front();
-          }
-          break;
-        case 1:
-          deliver(host(h));
-          break;
-        case 2:
-          host(h).executor.poll();
-          break;
-        default:
-          clock.advance(static_cast<int64_t>(random() % 120));
-          break;
-      }
-    }
-    settle();
+    run_there_and_back(random, trial * 100, A);
     EXPECT_EQ(zero.link.runs.size(), 8 * (trial + 1));
     EXPECT_TRUE(zero.link.failures.empty() && one.link.failures.empty());
     drop({A});
