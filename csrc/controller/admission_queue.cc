@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "controller/client_records.h"
 #include "controller/controller_options.h"
-#include "controller/refusals.h"
 
 namespace pathways {
 namespace {
@@ -19,14 +18,18 @@ constexpr std::string_view kCancelled = "CancelledError: the run was cancelled b
 
 }  // namespace
 
-void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes, bool is_cancelled) {
+void AdmissionQueue::take_cancelled(ClientState& client, std::span<const std::byte> run) {
+  if (client.held.empty()) {
+    refuse_unordered(client, run, kCancelled);
+  } else {
+    hold(client, run);
+    cancel(client, read_record<RunRecord>(run).tag);
+  }
+}
+
+void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes) {
   if (!client.held.empty()) {
     hold(client, bytes);
-    if (is_cancelled) cancel(client, read_record<RunRecord>(bytes).tag);
-    return;
-  }
-  if (is_cancelled) {
-    refuse_unordered(client, bytes, kCancelled);
     return;
   }
   if (is_late(bytes)) {
@@ -396,60 +399,6 @@ bool AdmissionQueue::drop_held(ClientState& client, uint64_t tag, std::string_vi
   clients_.run_over(client);
   clients_.tell_results(client, held->record, text, detail);
   return true;
-}
-
-// --------------------------------------------------------------------------------------------------------- refused
-
-/// MEM-3: fails the results of the record; nothing else is disturbed.
-void AdmissionQueue::refuse(ClientState& client, std::span<const std::byte> bytes, const Judgement& judgement) {
-  ++stats_.refused;
-  if (is_run(bytes)) {
-    const PlanMemory& memory = *ledger_.memory_of(read_record<RunRecord>(bytes).plan);
-    uint64_t wanted = 0;
-    const SpaceClasses& classes = ledger_.admission().classes();
-    for (const ClassNeed& need : memory.by_class.at(classes)) {
-      if (need.id == classes.class_of(judgement.worst)) wanted = need.peak + need.eager;
-    }
-    clients_.run_over(client);
-    fail_results(client, bytes,
-                 refusal_text(options_, ledger_, client.id, "a run of program '" + memory.name + "'", memory.biggest,
-                              wanted, judgement));
-    return;
-  }
-  auto record = read_record<CommandRecord>(bytes);
-  const std::string text =
-      refusal_text(options_, ledger_, client.id, "a buffer put", {}, record.space_bytes, judgement);
-  if (static_cast<CommandKind>(record.header.detail) == CommandKind::kPut) {
-    record.is_refused = 1;
-    std::vector<std::byte> command(bytes.begin(), bytes.end());
-    std::memcpy(command.data(), &record, sizeof record);
-    grants_.submit(client, command, record.group, EntryKind::kCommand, 0);
-  }
-  fail_results(client, bytes, text);
-}
-
-/// Refuses a run whose cancel came before the run, or that was read after its deadline: the run gets no place in the
-/// order.
-void AdmissionQueue::refuse_unordered(ClientState& client, std::span<const std::byte> run, std::string_view text,
-                                      uint16_t detail) {
-  ++stats_.dropped;
-  clients_.run_over(client);
-  fail_results(client, run, text, detail);
-}
-
-/// Fails the results of a record that gets no place in the order, at the client and on the hosts.
-void AdmissionQueue::fail_results(ClientState& client, std::span<const std::byte> bytes, std::string_view text,
-                                  uint16_t detail) {
-  clients_.tell_results(client, bytes, text, detail);
-  fail_on_hosts(client, bytes, text);
-}
-
-/// Fails the results on the hosts that would hold them (ERR-1).
-void AdmissionQueue::fail_on_hosts(ClientState& client, std::span<const std::byte> bytes, std::string_view text) {
-  const PlanMemory* memory = is_run(bytes) ? ledger_.memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
-  for (const std::vector<std::byte>& command : failure_commands(client.id, bytes, memory, text)) {
-    grants_.submit(client, command, read_record<CommandRecord>(command).group, EntryKind::kCommand, 0);
-  }
 }
 
 void AdmissionQueue::validate() const {

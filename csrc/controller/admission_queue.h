@@ -53,8 +53,12 @@ class AdmissionQueue {
         stats_(stats),
         cover_(grants.sequencer()) {}
 
-  /// Takes a valid record: orders it, holds it, or refuses it. `is_cancelled`: it is a run whose cancel came before.
-  void take(ClientState& client, std::span<const std::byte> record, bool is_cancelled);
+  /// Takes a valid record: orders it, holds it, or refuses it (MEM-3).
+  void take(ClientState& client, std::span<const std::byte> record);
+  /// Takes a valid run whose cancel came before: it fails in its place.
+  void take_cancelled(ClientState& client, std::span<const std::byte> run);
+  /// ERR-2: takes a valid run that names a lost buffer: it fails in its place. Nothing of it waits for a lost host.
+  void take_lost(ClientState& client, std::span<const std::byte> run, std::string_view text);
   /// Drops a run that no host was granted, in the order or held. Else nothing happens.
   void cancel(ClientState& client, uint64_t tag);
   /// Fails a held run at its client now. False when no such run is held. The records before the run may still use the
@@ -108,6 +112,8 @@ class AdmissionQueue {
                         uint16_t detail = 0);
   void fail_results(ClientState& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   void fail_on_hosts(ClientState& client, std::span<const std::byte> record, std::string_view text);
+  void release_donated(ClientState& client, std::span<const std::byte> run, const PlanMemory* memory);
+  void fail_on_survivors(ClientState& client, std::span<const std::byte> run, std::string_view text);
 
   const ControllerOptions& options_;
   Clients& clients_;

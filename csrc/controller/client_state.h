@@ -15,6 +15,7 @@
 #include "controller/handle_table.h"
 #include "controller/held_records.h"
 #include "controller/hidden_handles.h"
+#include "controller/lost_buffers.h"
 #include "controller/sent_commands.h"
 #include "messages/outbox.h"
 #include "messages/shared_segments.h"
@@ -89,6 +90,9 @@ struct ClientState {
 
   // MemoryLedger
   HandleTable handles;
+
+  // Inbox and Recovery
+  LostBuffers lost;
 
   // Loops
   uint64_t loop = 0;  ///< its composite of which not all runs are ordered; 0: none (CLI-1)

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "base/check.h"
@@ -299,10 +300,9 @@ void Grants::forward_instead(EntryId id) {
   instead_.erase(found);
 }
 
-/// So that dropping an older entry grants none of these.
-void Grants::sort_youngest_first(std::vector<EntryId>& entries) const {
-  std::sort(entries.begin(), entries.end(),
-            [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
+void Grants::drop_all(std::vector<std::pair<EntryId, std::string>> runs) {
+  std::ranges::sort(runs, std::greater{}, [&](const auto& run) { return sequencer_.entry(run.first).order; });
+  for (const auto& [id, text] : runs) drop(id, text);
 }
 
 void Grants::drop_all_of(uint32_t client) {
@@ -313,8 +313,9 @@ void Grants::drop_all_of(uint32_t client) {
   drop_silently(waiting);
 }
 
+/// The youngest first, so that dropping an older entry grants none of these.
 void Grants::drop_silently(std::vector<EntryId>& waiting) {
-  sort_youngest_first(waiting);
+  std::ranges::sort(waiting, std::greater{}, [&](EntryId id) { return sequencer_.entry(id).order; });
   for (const EntryId id : waiting) {
     sequencer_.cancel(id);
     settle_granted();
@@ -351,17 +352,6 @@ void Grants::complete_in_place_of(uint32_t host) {
     const uint32_t client = sequencer_.entry(id).client;
     if (sequencer_.complete(id, host)) retire(id, client);
   }
-}
-
-void Grants::drop_stranded(std::string_view text) {
-  std::vector<EntryId> stranded;
-  for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte>) {
-    if (entry.kind == EntryKind::kRun && entry.state == EntryState::kWaiting && is_stranded(entry.group)) {
-      stranded.push_back(id);
-    }
-  });
-  sort_youngest_first(stranded);
-  for (const EntryId id : stranded) drop(id, text);  // this also fails the results that would lie on survivors
 }
 
 void Grants::open(uint32_t host) {

@@ -51,6 +51,7 @@ class Grants {
   void add_group(GroupId group, std::vector<uint32_t> hosts);
   bool has_group(GroupId group) const { return sequencer_.has_group(group); }
   std::span<const uint32_t> hosts_of(GroupId group) const { return sequencer_.hosts_of(group); }
+  bool is_lost(uint32_t host) const { return hosts_.is_lost(host); }
   const Sequencer& sequencer() const { return sequencer_; }
   /// Whether a group has lost hosts and surviving hosts.
   bool is_stranded(GroupId group) const { return hosts_.lost() != 0 && has_lost_and_others(group); }
@@ -97,6 +98,9 @@ class Grants {
   /// Drops a run that waits in the order. No host will ever complete its results. So the controller notifies the client
   /// of their failure now, and the hosts in the run's place, before anything that comes behind the run (ERR-1, FUT-3).
   void drop(EntryId id, std::string_view text, uint16_t detail = 0);
+  /// Drops runs that wait in the order, each with the reason given, the youngest first: so that dropping an older one
+  /// grants none of these.
+  void drop_all(std::vector<std::pair<EntryId, std::string>> runs);
   /// Drops the client's run with this tag. False when no such run waits in the order: it was granted, or never entered.
   bool drop_run(const ClientState& client, uint64_t tag, std::string_view text);
   /// Drops all that the client has waiting, without a failure: the client is gone.
@@ -123,8 +127,6 @@ class Grants {
   void end_sequential();
   /// Completes what a lost host was granted.
   void complete_in_place_of(uint32_t host);
-  /// Drops the waiting runs that need both lost hosts and surviving hosts.
-  void drop_stranded(std::string_view text);
 
   /// See Controller::take_forgotten().
   std::vector<uint32_t> take_forgotten() { return std::exchange(forgotten_, {}); }
@@ -152,7 +154,6 @@ class Grants {
   void retire(EntryId id, uint32_t client);
   void gangs_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
   void branches_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
-  void sort_youngest_first(std::vector<EntryId>& entries) const;
 
   HostRings& hosts_;
   Clients& clients_;

@@ -56,6 +56,13 @@ class HeldRecords {
   bool has_tasks() const { return tasks_ != 0; }
   /// Whether a fetch, or a step of a save, may be ordered before the records in line. No other record may.
   bool lets_pass(std::span<const std::byte> record) const;
+  /// Calls f(record) for each record in line that was not dropped, the oldest first.
+  template <typename F>
+  void for_each(F&& f) const {
+    for (const Held& held : line_) {
+      if (held.dropped.empty()) f(std::span<const std::byte>(held.record));
+    }
+  }
   /// The held run with this tag that was not dropped; nullptr: none.
   Held* find_run(uint64_t tag);
 

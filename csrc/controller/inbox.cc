@@ -203,14 +203,16 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
     if (!may_be_in_the_mail || !mailbox_.has_mail()) clients_.fault(client, std::move(why));
     return false;
   }
-  if (is_run && grants_.is_stranded(group)) {  // surviving hosts must not wait with it
+  const LossText lost = client.lost.named_by(bytes);
+  const bool is_refused = is_run && lost != nullptr;
+  if (is_run && !is_refused && grants_.is_stranded(group)) {  // surviving hosts must not wait with it
     if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForHosts);
     return false;
   }
   if (is_run && grants_.is_unknown_plan(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
     return false;  // its plan may be in the mail
   }
-  if (is_run && !may_enter(client, bytes)) {
+  if (is_run && !may_enter(client, bytes, is_refused)) {
     if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForTurn);
     return false;
   }
@@ -223,15 +225,23 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
   } else {
     note_dropped_plan(bytes);
   }
-  queue_.take(client, bytes, is_cancelled);
+  client.lost.follow(bytes, lost);
+  if (is_cancelled) {
+    queue_.take_cancelled(client, bytes);
+  } else if (is_refused) {
+    queue_.take_lost(client, bytes, *lost);
+  } else {
+    queue_.take(client, bytes);
+    if (lost != nullptr) clients_.tell(client, Handle{made_by(bytes)}, *lost);
+  }
   return true;
 }
 
 /// SHARE-2. A run that will not run need not wait for its turn; nor does one that waits behind held records.
-bool Inbox::may_enter(const ClientState& client, std::span<const std::byte> bytes) {
+bool Inbox::may_enter(const ClientState& client, std::span<const std::byte> bytes, bool is_refused) {
   const auto run = read_record<RunRecord>(bytes);
   if (!client.held.empty()) return true;
-  if (client.cancelled.contains(run.tag) || is_late(bytes)) {
+  if (is_refused || client.cancelled.contains(run.tag) || is_late(bytes)) {
     shares_.withdraw(client.id);
     return true;
   }

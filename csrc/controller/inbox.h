@@ -85,7 +85,7 @@ class Inbox {
   uint32_t drain_cancels(ClientState& client);
   static bool is_full(const ClientState& client);
   bool take(ClientState& client, std::span<const std::byte> record);
-  bool may_enter(const ClientState& client, std::span<const std::byte> record);
+  bool may_enter(const ClientState& client, std::span<const std::byte> record, bool is_refused);
   void cancel(ClientState& client, uint64_t tag);
   std::string unsound(const ClientState& client, std::span<const std::byte> record);
   std::string foreign(const ClientState& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;

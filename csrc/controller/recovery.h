@@ -6,10 +6,11 @@
 /// with the lost hosts. So each surviving host knows for certain what will never come (Executor::on_hosts_lost).
 ///
 /// What a lost host had been granted is over: the controller completes it in the host's place, and every pending future
-/// with a part on that host fails. Entries that still waited for a lost host wait on, and run on its successor. One
-/// kind of run is dropped instead: a run that needs lost hosts and surviving hosts, so that no surviving host waits for
-/// a host that is starting.
-/// OWN-1, ARENA-5: each client takes back the memory that it leased to a lost host in commands that were sent there.
+/// with a part on that host fails. Entries that still waited for a lost host wait on, and run on its successor. Two
+/// kinds of runs are dropped instead: runs that need lost hosts and surviving hosts, so that no surviving host waits
+/// for a host that is starting; and runs that have a lost buffer as an argument, which can only fail, also those that
+/// are submitted later (LostBuffers). OWN-1, ARENA-5: each client takes back the memory that it leased to a lost host
+/// in commands that were sent there.
 ///
 /// The Controller calls `lose` and `restore`, by mail. State: how many losses there were; which hosts are lost is with
 /// HostRings, what successors need again is with SentCommands.
@@ -19,6 +20,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "controller/admission_queue.h"
@@ -27,6 +29,7 @@
 #include "controller/host_rings.h"
 #include "controller/inbox.h"
 #include "controller/loops.h"
+#include "controller/lost_buffers.h"
 #include "controller/memory_ledger.h"
 
 namespace pathways {
@@ -53,7 +56,10 @@ class Recovery {
   void hear_last_words(uint32_t host);
   void reclaim(uint32_t host);
   void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
-  void fail_futures(const std::vector<uint32_t>& hosts, std::string_view text);
+  using Lost = std::unordered_map<uint32_t, LostBuffers>;  // by client
+  Lost fail_futures(const std::vector<uint32_t>& hosts, const LossText& text);
+  void fail_waiting(Lost lost, const LossText& text);
+  void fail_held(ClientState& client, LostBuffers& lost);
   void describe_again(ClientState& client, uint32_t host);
 
   HostRings& hosts_;

@@ -1,7 +1,8 @@
 """Machines that are lost and come back (ERR-2, LINK-1): hosts, agents, the controller killed beside work that goes on.
 
 Map from label to test:
-    ERR-2   test_a_killed_host, test_a_killed_agent, test_an_agent_that_leaves
+    ERR-2   test_a_killed_host, test_a_killed_agent, test_an_agent_that_leaves,
+            test_what_names_a_lost_array_is_told_at_once
     LINK-1  test_a_stopped_agent
 """
 
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import psutil
 import pytest
@@ -155,6 +157,40 @@ def test_an_agent_that_leaves(machines: MachineCluster) -> None:
         machines.start_agent("other")
         cluster.wait_for(4, timeout=60)
         np.testing.assert_array_equal(np.asarray(waiting), X * 2 + 1)
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["here", "far"])
+def test_what_names_a_lost_array_is_told_at_once(machines: MachineCluster, far: bool) -> None:
+    """Nobody brings the machine back, and yet nothing that was built on its arrays waits for it."""
+    with machines.connect_far() if far else machines.connect() as cluster:
+        names = machines_of_island(cluster, machines)
+        devices = pw.make_virtual_device_set(cluster)
+        slices = [devices.add_slice(devices=2, island=island) for island in range(2)]
+        here, there = (pw.jit(lambda x: x * 2 + 1, devices=each) for each in slices)
+        both = pw.program(lambda x, y: (here(x), there(y)))
+        near, lost = here(X), there(X)
+        jax.block_until_ready((both(near, lost), lost.sum(), pw.device_put(lost, slices[0])))  # these are compiled now
+        machines.agents[names[1]].close()
+        eventually(lambda: states(cluster)[1] == "lost", "island 1 is lost", 10)
+        began = time.monotonic()
+        for build in (
+            lambda: lost,
+            lambda: there(lost),
+            lambda: there(there(lost)),
+            lambda: both(near, lost)[0],
+            lambda: both(near, lost)[1],
+            lambda: lost.sum(),
+            lambda: pw.device_put(lost, slices[0]),
+        ):
+            with pytest.raises(pw.errors.HostLostError):
+                np.asarray(build())
+        assert time.monotonic() - began < 5
+        np.testing.assert_array_equal(np.asarray(here(near)), (X * 2 + 1) * 2 + 1)
+        waiting = there(X)  # it names nothing that is lost
+        machines.start_agent("other")
+        np.testing.assert_array_equal(np.asarray(waiting), X * 2 + 1)
+        with pytest.raises(pw.errors.HostLostError):
+            np.asarray(lost)
 
 
 def test_a_stopped_agent(machines: MachineCluster) -> None:

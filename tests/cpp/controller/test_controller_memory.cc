@@ -126,6 +126,24 @@ TEST_F(Held, WhatADroppedRunWasGivenIsReleasedInItsPlace) {
   EXPECT_EQ(next(), "");
 }
 
+TEST_F(Held, WhatARefusedRunWasGivenIsReleased) {  // the client has forgotten it
+  controller->set_plan_memory(5, {0, "five", {}, {{0, 1000, 0}}, {{1, set, 10, -1, -1}}, {0}});  // it never fits
+  controller->set_plan_memory(6, {0, "six", {}, {{0, 10, 0}}, {{1, set, 10, -1, -1}}, {0}});
+  uint64_t result = 0;
+  const uint64_t refused = put(20), late = put(20);
+  for (int i = 0; i < 2; ++i) EXPECT_NE(next(), "");
+  ASSERT_EQ(good->submit({5, 1, {1}}, std::array{refused}, &result), Status::kOk);
+  pass();
+  EXPECT_EQ(next(), said(CommandKind::kFail, result));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, refused));
+  const ErrorText text = std::make_shared<const std::string>("too late");
+  ASSERT_EQ(good->submit({6, 1, {1}}, std::array{late}, &result, {}, 1, &text), Status::kOk);
+  pass();
+  EXPECT_EQ(next(), said(CommandKind::kFail, result));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, late));
+  EXPECT_EQ(controller->stats().live_bytes[0], 0u);
+}
+
 TEST_F(Held, WhatAHeldRenameNamesIsReleasedBehindIt) {
   const uint64_t spare = put(20), name = put(30), fresh = put(30), second = put(40);
   for (int i = 0; i < 3; ++i) EXPECT_NE(next(), "");

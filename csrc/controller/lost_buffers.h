@@ -1,0 +1,53 @@
+/// ERR-2: which of a client's buffers were lost with a host, so that what names them fails at once.
+///
+/// A buffer that lay on a lost host never comes back. A run that has it as an argument can only fail. Without this
+/// class the run would wait for the host's successor, which may never come, to hear the same. Inbox asks before it
+/// takes a record: such a run is refused, and its results count as lost, too. The token of a fetch or of a save that
+/// reads such a buffer fails at once; the command itself is still sent, because its lease must come back.
+///
+/// An object is true for one place in the order of the client's records, and follows these from there on. A client's
+/// own one is at the last record that was taken. At a loss, Recovery makes another one: it begins with what this loss
+/// has cost, follows all that still waits, and ends up in the client's own.
+///
+/// Threading: the controller's stepping thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "base/ids.h"
+
+namespace pathways {
+
+/// Why buffers were lost; null: nothing was lost.
+using LossText = std::shared_ptr<const std::string>;
+
+class LostBuffers {
+ public:
+  bool empty() const { return lost_.empty(); }
+  void add(Handle handle, LossText why) { lost_[handle.raw] = std::move(why); }
+
+  /// Why a valid record of the client's cannot succeed; null: no lost buffer keeps it from that.
+  LossText named_by(std::span<const std::byte> record) const;
+
+  /// The record is taken. What it makes is lost if `why` is not null. What it releases or renames is followed.
+  void follow(std::span<const std::byte> record, const LossText& why);
+
+  /// Adds all of `others`.
+  void merge(LostBuffers&& others) { lost_.merge(std::move(others.lost_)); }
+
+  /// Forgets each buffer for which `is_over(handle)`: the client has released it without a record.
+  template <typename F>
+  void prune(F&& is_over) {
+    std::erase_if(lost_, [&](const auto& each) { return is_over(Handle{each.first}); });
+  }
+
+ private:
+  std::unordered_map<uint64_t, LossText> lost_;  // by handle
+};
+
+}  // namespace pathways
