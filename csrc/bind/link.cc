@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 
 #include "bind/bind.h"
 #include "link/client_link_at_client.h"
@@ -21,6 +22,9 @@ std::span<std::byte> bytes_of(const py::buffer_info& info) {
   if (info.ndim != 1 || info.strides[0] != info.itemsize) throw Error(Status::kInvalid, "expected a plain buffer");
   return {static_cast<std::byte*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)};
 }
+
+/// Taking Python's lock again costs more than copying so many bytes, as the other threads of links want it, too.
+constexpr py::ssize_t kCopiedWithLock = py::ssize_t{64} << 10;
 
 /// A mapping of its own, which may be used for longer than Python keeps the segment.
 Segment own(const Segment& segment) { return Segment::attach(::dup(segment.fd())); }
@@ -91,7 +95,6 @@ void register_link(py::module_& m) {
           "collect",
           [](Link& link, const py::buffer& out) {
             const py::buffer_info info = out.request(true);
-            const py::gil_scoped_release unlocked;
             return link.collect(bytes_of(info));
           },
           "out"_a, "Writes what is ready into the buffer; returns the bytes written.")
@@ -103,7 +106,8 @@ void register_link(py::module_& m) {
           "deliver",
           [](Link& link, const py::buffer& in) {
             const py::buffer_info info = in.request();
-            const py::gil_scoped_release unlocked;
+            std::optional<py::gil_scoped_release> unlocked;
+            if (info.size > kCopiedWithLock) unlocked.emplace();
             link.deliver(bytes_of(info));
           },
           "data"_a, "Takes bytes of the other end. Raises ValueError or RuntimeError when it broke the protocol.")

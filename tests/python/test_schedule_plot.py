@@ -6,7 +6,7 @@ import gzip
 import json
 import pathlib
 import xml.etree.ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,12 +38,27 @@ def layer(x: Any, w: Any) -> Any:
     return jnp.tanh(x @ w)
 
 
+def slices_apart(cluster: Any, sizes: Sequence[int]) -> list[Any]:
+    """Slices of so many devices each that share none, on a cluster where other tests may have left some."""
+    devices = pw.make_virtual_device_set(cluster)
+    slices: dict[int, Any] = {}
+    crowded = []  # held until the end: devices with more slices are taken later
+    for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):  # so that room is left beside each other
+        taken = {device for each in slices.values() for device in each.devices}
+        new = devices.add_slice(devices=sizes[n])
+        while taken.intersection(new.devices):
+            crowded.append(new)
+            assert len(crowded) < 100, f"no {sizes[n]} devices beside {taken}"
+            new = devices.add_slice(devices=sizes[n])
+        slices[n] = new
+    return [slices[n] for n in range(len(sizes))]
+
+
 class Case:
     """A training step over slices of some devices each, its arguments, and the names of its slices."""
 
     def __init__(self, cluster: Any, sizes: list[int], microbatches: int, **options: Any) -> None:
-        devices = pw.make_virtual_device_set(cluster)
-        self.slices = [devices.add_slice(devices=size) for size in sizes]
+        self.slices = slices_apart(cluster, sizes)
         stages = [pw.jit(layer, devices=s, name=f"f{n}") for n, s in enumerate(self.slices)]
         loss = pw.jit(lambda y: jnp.sum(y**2), devices=self.slices[-1], name="loss")
         self.train = pw.program(inside(network(stages, loss)), name="train", **options)
@@ -151,8 +166,7 @@ def test_slices_of_several_devices_are_one_row_and_count_as_many(case: Callable[
 
 
 def test_slices_side_by_side_and_a_value_that_passes_through_what_is_no_step(embedded_cluster: Any) -> None:
-    devices = pw.make_virtual_device_set(embedded_cluster)
-    slices = [devices.add_slice(devices=1) for _ in range(4)]
+    slices = slices_apart(embedded_cluster, [1] * 4)
     f = [pw.jit(layer, devices=s, name=f"f{n}") for n, s in enumerate(slices)]
 
     def loss(ws: Any, x: Any) -> Any:
@@ -168,8 +182,7 @@ def test_slices_side_by_side_and_a_value_that_passes_through_what_is_no_step(emb
 
 
 def test_a_pipeline_without_backward_steps(embedded_cluster: Any) -> None:
-    devices = pw.make_virtual_device_set(embedded_cluster)
-    f = [pw.jit(layer, devices=devices.add_slice(devices=1), name=f"f{n}") for n in range(3)]
+    f = [pw.jit(layer, devices=s, name=f"f{n}") for n, s in enumerate(slices_apart(embedded_cluster, [1] * 3))]
     infer = pw.program(lambda ws, xs: [network(f, lambda y: y)(ws, x) for x in xs], schedule="auto")
     ws, xs = [np.eye(SIZE, dtype=np.float32)] * 3, [np.ones((2, SIZE), np.float32)] * 4
     plot = infer.schedule_plot(ws, xs, lengths=GIVEN)
