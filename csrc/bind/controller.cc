@@ -6,6 +6,7 @@
 #include <map>
 
 #include "bind/bind.h"
+#include "link/link_pool.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -16,6 +17,7 @@ namespace {
 /// The segments that a controller uses.
 struct Memory {
   py::object controller, status;
+  std::shared_ptr<LinkPool> pool;
   std::vector<py::object> hosts;
   std::map<uint32_t, std::pair<py::object, py::object>> clients{};  ///< by client: its block, and its bell
 };
@@ -67,25 +69,31 @@ void register_controller(py::module_& m) {
            }),
            "weight"_a = 1.0, "priority"_a = 0, "memory"_a = 0, "waits"_a = false, "runs"_a = 0, "bytes"_a = 0);
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
-                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, bool sequential,
-                       py::object status, PolicyKind policy, uint32_t devices, bool asks_for_room) {
-             return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
-                                                      Controller::Options{.window = window,
-                                                                          .budgets = std::move(budgets),
-                                                                          .spaces = std::move(spaces),
-                                                                          .devices = devices,
-                                                                          .sequential = sequential,
-                                                                          .knows_plans = true,
-                                                                          .policy = policy,
-                                                                          .asks_for_room = asks_for_room});
-           }),
-           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-           "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
-           "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX, "asks_for_room"_a = false,
-           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-           "transfers. "
-           "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices.")
+      .def(
+          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
+                      std::vector<std::string> spaces, bool sequential, py::object status, PolicyKind policy,
+                      uint32_t devices, bool asks_for_room, std::shared_ptr<LinkPool> pool) {
+            ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
+            return std::make_unique<BoundController>(
+                Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
+                Controller::Options{.window = window,
+                                    .budgets = std::move(budgets),
+                                    .spaces = std::move(spaces),
+                                    .devices = devices,
+                                    .sequential = sequential,
+                                    .knows_plans = true,
+                                    .policy = policy,
+                                    .asks_for_room = asks_for_room,
+                                    .readers = readers});
+          }),
+          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+          "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
+          "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "pool"_a = nullptr,
+          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+          "transfers. "
+          "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices. `pool`: all "
+          "hosts "
+          "are on other machines, and its links read the rings to them.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def("set_budget", &Controller::set_budget, "spaces"_a, "bytes"_a, unlocked, "Bytes on each of these spaces.")

@@ -9,6 +9,7 @@
 #include "bind/bind.h"
 #include "link/client_link_at_client.h"
 #include "link/client_link_at_home.h"
+#include "link/link_pool.h"
 #include "link/machine_link.h"
 #include "messages/shared_segments.h"
 
@@ -47,11 +48,13 @@ void register_link(py::module_& m) {
       .def("add_group", &LinkHub::add_group, "group"_a, "hosts"_a, "The hosts of a group of the controller's.")
       .def(
           "open_link",
-          [](LinkHub& hub, bool is_home) {
-            return MachineLink::open(hub, is_home ? MachineLink::End::kHome : MachineLink::End::kAgent);
+          [](LinkHub& hub, bool is_home, const std::shared_ptr<LinkPool>& pool) {
+            const auto end = is_home ? MachineLink::End::kHome : MachineLink::End::kAgent;
+            return MachineLink::open(hub, end, monotonic_ns, pool);
           },
-          "is_home"_a, py::keep_alive<0, 1>(),
-          "A new link to a machine with hosts, or, if not `is_home`, to the controller's.")
+          "is_home"_a, "pool"_a = nullptr, py::keep_alive<0, 1>(),
+          "A new link to a machine with hosts, or, if not `is_home`, to the controller's. `pool`, at home only: its "
+          "sender collects from the link.")
       .def(
           "open_client_link",
           [](LinkHub& hub, Segment& twin, Segment& bell, Segment& status) {
@@ -60,6 +63,30 @@ void register_link(py::module_& m) {
           "twin"_a, "bell_segment"_a, "status_segment"_a, py::keep_alive<0, 1>(),
           "A new link to a client on another machine. `twin`: a fresh client's segment, which stands for the "
           "client's.");
+
+  py::class_<LinkPool, std::shared_ptr<LinkPool>>(m, "LinkPool", "Links that one thread sends for: see link_pool.h.")
+      .def(py::init<>())
+      .def(
+          "collect",
+          [](LinkPool& pool, const py::buffer& out, double seconds) -> std::optional<py::tuple> {
+            const py::buffer_info info = out.request(true);
+            auto found = pool.collect(bytes_of(info));
+            if (!found) {
+              {
+                const py::gil_scoped_release unlocked;
+                pool.wait(std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9)));
+              }
+              found = pool.collect(bytes_of(info));
+            }
+            if (!found) return std::nullopt;
+            return py::make_tuple(found->slot, found->bytes, found->error);
+          },
+          "out"_a, "seconds"_a,
+          "Writes what the next link has into the buffer: (its slot, the bytes written, why it is broken). None: no "
+          "link had anything for so long, or `wake` was called.")
+      .def("wake", &LinkPool::wake, "Makes `collect` return.")
+      .def("pause", &LinkPool::pause, "slot"_a, "The link is not asked until `resume`.")
+      .def("resume", &LinkPool::resume, "slot"_a);
 
   py::class_<Link, std::shared_ptr<Link>> link(m, "Link",
                                                "One end of the connection between two machines: see link.h.");
@@ -112,6 +139,7 @@ void register_link(py::module_& m) {
           },
           "data"_a, "Takes bytes of the other end. Raises ValueError or RuntimeError when it broke the protocol.")
       .def("wake", &Link::wake, "Makes `wait` return.")
+      .def_property_readonly("slot", &Link::slot, "Its number in its pool.")
       .def("close", &Link::close, py::call_guard<py::gil_scoped_release>(),
            "Ends the link. Neither thread may be in a call.")
       .def("stats", [](Link& link) {

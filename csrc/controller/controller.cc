@@ -28,7 +28,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       bells_(&block->doorbell),
       mailbox_(&block->doorbell),
       clients_(bells_, &block->doorbell),
-      hosts_(block, hosts),
+      hosts_(block, hosts, options_.readers),
       end_(status_, mailbox_, clients_),
       ledger_(options_.budgets, options_.devices, hosts_.count()),
       shares_(options_.policy),

@@ -14,6 +14,8 @@
 
 namespace pathways {
 
+struct ReadyBell;
+
 inline constexpr size_t kMostReleases = 64;  ///< handles in one command of the controller that releases them
 
 struct ControllerOptions {
@@ -29,6 +31,9 @@ struct ControllerOptions {
   PolicyKind policy = PolicyKind::kFifo;
   /// Work that only other clients' live buffers keep out asks for room (SUSP-2) before it is refused (MEM-3).
   bool asks_for_room = false;
+  /// Where to say which host was written to, when another thread reads the rings to all hosts; nullptr: each host reads
+  /// its own, and has a doorbell.
+  ReadyBell* readers = nullptr;
 
   /// The name of a memory space, for errors.
   std::string name_of_space(uint32_t space) const {

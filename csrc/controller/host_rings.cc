@@ -8,17 +8,22 @@
 
 namespace pathways {
 
-HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts)
-    : block_(block), hosts_(hosts.size()) {
+HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts, ReadyBell* readers)
+    : block_(block), readers_(readers), hosts_(hosts.size()) {
   if (hosts.empty() || hosts.size() > ReadyBitmap::kBits) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
   for (uint32_t h = 0; h < hosts_.size(); ++h) {
     hosts_[h].inbox = hosts[h].from_host();
-    hosts_[h].outbox = Outbox(hosts[h].to_host(), hosts[h].doorbell());
+    hosts_[h].outbox = outbox_to(h, hosts[h]);
     hosts_[h].outbox.set_distance(block->distance_ns);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
+}
+
+Outbox HostRings::outbox_to(uint32_t host, const HostView& block) const {
+  return readers_ == nullptr ? Outbox(block.to_host(), block.doorbell())
+                             : Outbox(block.to_host(), &readers_->doorbell, &readers_->bitmap, host);
 }
 
 void HostRings::flush() {
@@ -53,7 +58,7 @@ void HostRings::lose(std::span<const uint32_t> hosts) {
 void HostRings::restore(uint32_t h, const HostView& block) {
   Host& host = hosts_[h];
   host.inbox = block.from_host();
-  host.outbox = Outbox(block.to_host(), block.doorbell());
+  host.outbox = outbox_to(h, block);
   host.is_lost = false;
   --lost_;
   max_record_ = std::min(max_record_, host.outbox.max_record());

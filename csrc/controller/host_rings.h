@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "messages/outbox.h"
+#include "messages/ready_bell.h"
 #include "messages/shared_segments.h"
 
 namespace pathways {
@@ -26,8 +27,8 @@ inline constexpr std::chrono::microseconds kOverflowLook{100};
 
 class HostRings {
  public:
-  /// Throws Error(kInvalid) for no hosts, or too many.
-  HostRings(const ControllerBlock* block, std::span<const HostView> hosts);
+  /// `readers`: see ControllerOptions. Throws Error(kInvalid) for no hosts, or too many.
+  HostRings(const ControllerBlock* block, std::span<const HostView> hosts, ReadyBell* readers = nullptr);
 
   uint32_t count() const { return static_cast<uint32_t>(hosts_.size()); }
   /// How many hosts are lost now.
@@ -67,7 +68,10 @@ class HostRings {
     bool is_lost = false;
   };
 
+  Outbox outbox_to(uint32_t host, const HostView& block) const;
+
   const ControllerBlock* block_;
+  ReadyBell* const readers_;
   std::vector<Host> hosts_;
   std::vector<uint32_t> dirty_;  ///< hosts whose outbox has something to flush
   uint32_t max_record_ = UINT32_MAX;

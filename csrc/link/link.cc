@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "link/link_pool.h"
 
 namespace pathways {
 namespace {
@@ -43,6 +44,25 @@ size_t Link::collect(std::span<std::byte> out) {
   if (send_queued(to) && send_data(to)) send_records(to);
   stats_.bytes_out += to.used();
   return to.used();
+}
+
+void Link::wake() {
+  if (pool_ != nullptr) {
+    pool_->mark(slot_);
+  } else {
+    bell_.ring();
+  }
+}
+
+void Link::join(std::shared_ptr<LinkPool> pool) {
+  slot_ = pool->add(shared_from_this());
+  pool_ = std::move(pool);
+  wake();
+}
+
+bool Link::waits_for_room() {
+  const std::lock_guard lock(mutex_);
+  return has_overflow_ && !is_closed_;
 }
 
 void Link::wait(std::chrono::nanoseconds timeout) {
@@ -222,6 +242,7 @@ void Link::close() {
     apply_bells();
     forget();
   }
+  if (pool_ != nullptr) pool_->remove(slot_);
   for (const Bell& bell : rung_) bells_.remove(bell.word);
   rung_.clear();
 }

@@ -4,6 +4,8 @@
 ///   sender thread     n = link.collect(buffer); if n == 0: link.wait(...); else send the n bytes
 ///   receiver thread   link.deliver(the bytes that have come, wherever they are cut)
 ///
+/// Or the sender thread of a pool of links collects from it: see link_pool.h.
+///
 /// What is on the other machine has a twin on this one, a block of shared memory: the processes here write and read the
 /// rings of the twin as ever, and the link is the other end of them. This class has what all links share: whole frames,
 /// in their order, in both directions (frames.h). A MachineLink joins home, the controller's machine, with a machine
@@ -39,6 +41,8 @@
 
 namespace pathways {
 
+class LinkPool;
+
 class Link : public std::enable_shared_from_this<Link> {
  public:
   static constexpr uint64_t kMostKept = uint64_t{64} << 20;  ///< bytes that wait for room in a ring, or to be collected
@@ -51,8 +55,13 @@ class Link : public std::enable_shared_from_this<Link> {
   void wait(std::chrono::nanoseconds timeout);
   /// Throws Error(kInvalid) when the other end has broken the protocol (LINK-4).
   void deliver(std::span<const std::byte> in);
-  /// Makes `wait` return.
-  void wake() { bell_.ring(); }
+  /// Makes `wait` return, or the pool ask this link.
+  void wake();
+  /// One thread of a pool collects from this link, instead of a thread of its own. Call it before any other method.
+  void join(std::shared_ptr<LinkPool> pool);
+  uint32_t slot() const { return slot_; }  ///< in the pool
+  /// Some record waits for room in a ring of this machine: `collect` should be called again soon.
+  bool waits_for_room();
   /// Nothing is collected or delivered from then on. Call it when neither thread is in a call.
   void close();
   /// Puts a frame before what the rings have. For other links of this machine, too.
@@ -122,6 +131,8 @@ class Link : public std::enable_shared_from_this<Link> {
   }
 
   int64_t (*const clock_)();
+  std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: a thread of its own collects from it
+  uint32_t slot_ = 0;
   std::mutex mutex_;
   // All that follows is guarded by mutex_, until the next comment.
   bool is_closed_ = false, has_overflow_ = false;

@@ -7,11 +7,15 @@
 #include <utility>
 
 #include "base/status.h"
+#include "link/link_pool.h"
 
 namespace pathways {
 
-std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, int64_t (*clock)()) {
-  return std::make_shared<MachineLink>(hub, end, clock);
+std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, int64_t (*clock)(),
+                                               std::shared_ptr<LinkPool> pool) {
+  auto link = std::make_shared<MachineLink>(hub, end, clock);
+  if (pool != nullptr) link->join(std::move(pool));
+  return link;
 }
 
 MachineLink::MachineLink(LinkHub& hub, End end, int64_t (*clock)()) : Link(clock), hub_(hub), end_(end) {}
@@ -36,20 +40,22 @@ void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView&
   {
     const std::lock_guard lock(mutex_);
     if (is_closed_) throw Error(Status::kClosed, "the link is closed");
-    add_bell(host.bell, host.keep);
+    if (pool_ == nullptr) add_bell(host.bell, host.keep);
     hosts_.insert_or_assign(number, std::move(host));
   }
   if (end_ == End::kHome) hub_.add_destination(number, incarnation, shared_from_this());
+  if (pool_ != nullptr) pool_->add_host(number, slot_);
   wake();
 }
 
 void MachineLink::remove_host(uint32_t number) {
   if (end_ == End::kHome) hub_.remove_destination(number, this);
+  if (pool_ != nullptr) pool_->remove_host(number, slot_);
   {
     const std::lock_guard lock(mutex_);
     const auto found = hosts_.find(number);
     if (found == hosts_.end()) return;
-    remove_bell(found->second.bell, found->second.keep);
+    if (pool_ == nullptr) remove_bell(found->second.bell, found->second.keep);
     hosts_.erase(found);
     lent_.remove_host(number);                    // LINK-2
     if (end_ == End::kAgent && hosts_.empty()) {  // the hosts of an agent start anew together, with new twins

@@ -30,7 +30,9 @@ class MachineLink final : public Link {
  public:
   enum class End : uint8_t { kHome, kAgent };
 
-  static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, int64_t (*clock)() = monotonic_ns);
+  /// `pool`: whose sender collects from it; home's end only, because the controller marks hosts there.
+  static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, int64_t (*clock)() = monotonic_ns,
+                                           std::shared_ptr<LinkPool> pool = nullptr);
   MachineLink(LinkHub& hub, End end, int64_t (*clock)());
   ~MachineLink() override { close(); }
 

@@ -58,6 +58,15 @@ class LinkThreads:
             for work, name in ((self._send, "pw-link-send"), (self._receive, "pw-link-receive"))
         ]
 
+    @classmethod
+    def started(
+        cls, link: Any, sending: socket.socket, receiving: socket.socket, on_broken: Callable[[str], object]
+    ) -> LinkThreads:
+        """A link whose threads run."""
+        threads = cls(link, sending, receiving, on_broken)
+        threads.start()
+        return threads
+
     def start(self) -> None:
         """Starts both threads."""
         for connection in (self._sending, self._receiving):

@@ -14,6 +14,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from pathways import errors
@@ -40,6 +41,7 @@ class _End:
         self.connection = connection
         self.queued = bytearray()
         self.is_over = False  # nothing more can be read from it
+        self.watched = 0  # the events for which a selector watches it
 
     def read(self) -> bytes:
         """What can be read now; nothing at its end, too: see `is_over`."""
@@ -64,60 +66,164 @@ class _End:
             del self.queued[:count]
         return True
 
-    def write_all(self) -> None:
-        """Writes all that waits, as the last thing; gives up when the connection takes nothing for `_LINGER_S`."""
-        with contextlib.suppress(OSError):
-            self.connection.settimeout(_LINGER_S)
-            self.connection.sendall(self.queued)
-
     def pending(self) -> bool:
         """Whether bytes can be read that no selector sees, because TLS has decrypted them already."""
         return isinstance(self.connection, ssl.SSLSocket) and self.connection.pending() > 0
 
 
-def splice(one: socket.socket, other: socket.socket) -> None:
-    """Carries bytes both ways until either connection ends, then closes both. Uses the calling thread alone, because a
-    TLS connection may be used by one thread at a time.
-    """
-    for connection in (one, other):
-        send_again_soon(connection)
-    ends = (_End(one), _End(other))
-    ways = ((ends[0], ends[1]), (ends[1], ends[0]))
-    try:
-        with selectors.DefaultSelector() as selector:
-            for end in ends:
-                selector.register(end.connection, selectors.EVENT_READ)
-            while True:
-                for source, target in ways:
-                    while len(target.queued) < _MOST_QUEUED and (data := source.read()):
-                        target.queued += data
-                    if source.is_over:
-                        target.write_all()
-                        return
-                    if not target.write():
-                        return
-                for source, target in ways:
-                    # An end whose partner takes no more is read again when the partner could write.
-                    wanted = selectors.EVENT_READ if len(target.queued) < _MOST_QUEUED else 0
-                    wanted |= selectors.EVENT_WRITE if source.queued else 0
-                    selector.modify(source.connection, wanted or selectors.EVENT_WRITE)
-                if not any(end.pending() for end in ends):
-                    selector.select(_LINGER_S)
-    finally:
-        for end in ends:
+class _Tunnel:
+    """Two connections, and what goes both ways between them."""
+
+    def __init__(self, one: socket.socket, other: socket.socket, on_end: Callable[[], object]) -> None:
+        self.ends = (_End(one), _End(other))
+        self.on_end = on_end
+        self.until: float | None = None  # one end is over: the other one takes what is left until then
+
+    def move(self) -> bool:
+        """Moves what can be moved now. False: the tunnel is over."""
+        one, other = self.ends
+        for source, target in ((one, other), (other, one)):
+            while self.until is None and len(target.queued) < _MOST_QUEUED and (data := source.read()):
+                target.queued += data
+            if source.is_over and self.until is None:
+                self.until = time.monotonic() + _LINGER_S
+            if not target.is_over and not target.write():
+                return False
+        if self.until is None:
+            return True
+        return any(end.queued and not end.is_over for end in self.ends) and time.monotonic() < self.until
+
+    def wanted(self, end: _End) -> int:
+        """The events of an end that its tunnel waits for. An end whose partner takes no more is read again when the
+        partner could write.
+        """
+        partner = self.ends[1] if end is self.ends[0] else self.ends[0]
+        wanted = selectors.EVENT_WRITE if end.queued and not end.is_over else 0
+        if self.until is None and len(partner.queued) < _MOST_QUEUED:
+            wanted |= selectors.EVENT_READ
+        return wanted
+
+    def has_hidden_bytes(self) -> bool:
+        """Whether more can be moved at once, although no selector says so."""
+        one, other = self.ends
+        return self.until is None and any(
+            source.pending() and len(target.queued) < _MOST_QUEUED for source, target in ((one, other), (other, one))
+        )
+
+    def close(self) -> None:
+        """Closes both connections."""
+        for end in self.ends:
             with contextlib.suppress(OSError):
                 end.connection.close()
+        self.on_end()
 
 
-def splice_to(path: str, connection: socket.socket) -> None:
-    """Carries bytes between a connection and a Unix socket of this machine until either ends, then closes both."""
-    near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        near.connect(path)
-    except OSError:
-        near.close()
-        raise
-    splice(connection, near)
+class Splicer:
+    """Carries the bytes of all tunnels of a process, with one thread, because a TLS connection may be used by one
+    thread at a time, and because an idle tunnel costs no thread so. Any thread may call any method.
+    """
+
+    def __init__(self) -> None:
+        """The thread starts with the first tunnel."""
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._new: list[_Tunnel] = []
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._tunnels: set[_Tunnel] = set()  # the thread's, as what follows
+        self._ending: set[_Tunnel] = set()
+
+    def add(self, one: socket.socket, other: socket.socket, on_end: Callable[[], object] = lambda: None) -> None:
+        """Carries bytes both ways until either connection ends, then closes both, and calls `on_end`."""
+        for connection in (one, other):
+            send_again_soon(connection)
+        tunnel = _Tunnel(one, other, on_end)
+        with self._lock:
+            if self._is_closed:
+                tunnel.close()
+                return
+            self._new.append(tunnel)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._carry_all, name="pw-tunnels", daemon=True)
+                self._thread.start()
+            os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Takes no more tunnels. The thread ends when those that are open have ended."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.eventfd_write(self._wake, 1)
+                if self._thread is None:
+                    self._free()
+
+    def _free(self) -> None:
+        self._selector.close()
+        os.close(self._wake)
+
+    def add_to(self, path: str, connection: socket.socket, on_end: Callable[[], object] = lambda: None) -> None:
+        """The same between a connection and a Unix socket of this machine. Raises OSError: nothing listens there."""
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            near.connect(path)
+        except OSError:
+            near.close()
+            raise
+        self.add(connection, near, on_end)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _carry_all(self) -> None:
+        while True:
+            with self._lock:
+                new, self._new = self._new, []
+                if self._is_closed and not new and not self._tunnels:
+                    self._free()
+                    return
+            self._tunnels.update(new)
+            woken = dict.fromkeys([*new, *self._ending])
+            for tunnel in list(woken):
+                self._serve(tunnel)
+            woken.clear()
+            for key, _ in self._selector.select(_LINGER_S if self._ending else None):
+                if key.data is None:
+                    os.eventfd_read(self._wake)
+                else:
+                    woken[key.data] = None
+            for tunnel in woken:
+                self._serve(tunnel)
+
+    def _serve(self, tunnel: _Tunnel) -> None:
+        try:
+            while tunnel.move():
+                if tunnel.until is not None:
+                    self._ending.add(tunnel)
+                if not tunnel.has_hidden_bytes():
+                    for end in tunnel.ends:
+                        self._watch(end, tunnel)
+                    return
+        except Exception as error:  # the other tunnels go on
+            print(f"a tunnel broke: {error}", file=sys.stderr, flush=True)
+        self._ending.discard(tunnel)
+        self._tunnels.discard(tunnel)
+        for end in tunnel.ends:
+            if end.watched:
+                self._selector.unregister(end.connection)
+        tunnel.close()
+
+    def _watch(self, end: _End, tunnel: _Tunnel) -> None:
+        wanted = tunnel.wanted(end)
+        if wanted == end.watched:
+            return
+        if not wanted:
+            self._selector.unregister(end.connection)
+        elif end.watched:
+            self._selector.modify(end.connection, wanted, tunnel)
+        else:
+            self._selector.register(end.connection, wanted, tunnel)
+        end.watched = wanted
 
 
 class TunnelServer:
@@ -125,6 +231,7 @@ class TunnelServer:
 
     def __init__(self, path: str, dial: Callable[[], socket.socket]) -> None:
         self._dial = dial
+        self._splicer = Splicer()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         old = os.umask(0o177)
         try:
@@ -139,6 +246,7 @@ class TunnelServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._splicer.close()
 
     def _accept(self) -> None:
         while True:
@@ -155,4 +263,4 @@ class TunnelServer:
             print(f"a tunnel to the controller could not be opened: {error}", file=sys.stderr, flush=True)
             near.close()
             return
-        splice(near, far)
+        self._splicer.add(near, far)

@@ -24,8 +24,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pathways import errors
-from pathways.agent.tunnel import splice_to
+from pathways.agent.tunnel import Splicer
 from pathways.controller.far_links import FarLink, LinkDoor
+from pathways.controller.link_pool import LinkPool
 from pathways.controller.log_sources import LogsThere
 from pathways.plan.topology import Topology
 from pathways.process import fd_passing
@@ -192,7 +193,10 @@ class Agents:
         self._options = options
         self._control_path = control_path
         self._by_island: dict[int, Agent] = {}
-        self._door = LinkDoor(self._open, self._opened)
+        self.pool = LinkPool(native)
+        self._door = LinkDoor(self._open, self._opened, self.pool.add)
+        self._tunnels = Splicer()
+        self._let_go: Callable[[socket.socket], object] = lambda connection: None
         #: Called with the island of an agent whose link is open.
         self.on_joined: Callable[[int], None] = lambda island: None
 
@@ -222,11 +226,13 @@ class Agents:
     def serve_at(self, port: Port) -> None:
         """Says what the port does for agents."""
         self.port = str(port.address)
+        self._let_go = port.let_go
         self._door.serve_at(port, "link", [Role.HOST])
         port.on("control", [Role.HOST], self._serve_control)
 
-    def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        splice_to(self._control_path, connection)
+    def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
+        self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection))
+        return True
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
@@ -240,7 +246,7 @@ class Agents:
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
         streams = tuple(f"{identity.name}@{there}:{int(port)}" for port in hello["ports"])
-        link = FarLink(self.hub.open_link(True), identity, lambda why: self.lose(agent, why))
+        link = FarLink(self.hub.open_link(True, self.pool.native), identity, lambda why: self.lose(agent, why))
         agent = Agent(identity, island, hosts, streams, link, self._native, self._controller_segment)
         self._by_island[island] = agent
         return link, {"island": island, "options": dataclasses.asdict(self._options)}
@@ -319,6 +325,13 @@ class Agents:
     def let_go(self, agent: Agent) -> None:
         """Asks an agent to leave. It is lost when its link ends."""
         agent.requests.put_nowait(pb.AgentRequest(leave={}))
+
+    def close(self) -> None:
+        """Ends all links, and their threads."""
+        for agent in list(self._by_island.values()):
+            agent.link.close()
+        self.pool.close()
+        self._tunnels.close()
 
     def lose_island(self, island: int, why: str) -> None:
         """Counts the agent of an island as lost."""

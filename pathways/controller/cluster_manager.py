@@ -167,6 +167,7 @@ class ClusterManager:
             asks_for_room=sizes.when_full == "suspend",
             status=self.status_segment,
             devices=self.topology.devices,
+            pool=None if self.agents is None else self.agents.pool.native,
         )
         on_group = None if self.agents is None else self.agents.hub.add_group
         self.numbers = NativeNumbers(self.controller, self.resources, on_group)
@@ -467,6 +468,8 @@ class ClusterManager:
         self.processes.end()
         if self.controller is not None:
             self.controller.stop()
+        if self.agents is not None:
+            self.agents.close()
         if self._supervisor_fd >= 0 and is_readable(self._supervisor_fd):
             shutil.rmtree(self.config.directory, ignore_errors=True)
 

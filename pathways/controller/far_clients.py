@@ -20,7 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways import errors
-from pathways.agent.tunnel import send_again_soon, splice_to
+from pathways.agent.link_threads import LinkThreads
+from pathways.agent.tunnel import Splicer, send_again_soon
 from pathways.controller.connections import Connections
 from pathways.controller.far_links import OPEN_TIMEOUT_S, FarLink, LinkDoor
 from pathways.controller.records import Connection
@@ -72,13 +73,20 @@ class FarClients:
         self._connections = connections
         self._control_path = control_path
         self._loop = asyncio.get_running_loop()
-        self._door = LinkDoor(self._open, self._opened)
+        self._door = LinkDoor(self._open, self._opened, LinkThreads.started)
+        self._tunnels = Splicer()
+        self._let_go: Callable[[socket.socket], object] = lambda connection: None
 
     def serve_at(self, port: Port) -> None:
         """Says what the port does for clients and operators."""
         port.on("session", _ROLES, self._serve_session, lambda *caller: self._door.on_loop(self._admit, *caller))
-        port.on("console", _ROLES, lambda connection, *_: splice_to(self._control_path, connection))
+        port.on("console", _ROLES, self._serve_console)
+        self._let_go = port.let_go
         self._door.serve_at(port, "client", _ROLES)
+
+    def _serve_console(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
+        self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection))
+        return True
 
     def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         connection: FarConnection = hello["connection"]

@@ -15,10 +15,9 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pathways import errors
-from pathways.agent.link_threads import LinkThreads
 from pathways.trust import Identity, Port, Role
 
 #: The second connection of a link comes within this time, in seconds.
@@ -27,6 +26,18 @@ OPEN_TIMEOUT_S = 5.0
 LOOK_S = 0.1
 
 _T = TypeVar("_T")
+
+
+class Carrier(Protocol):
+    """What moves a link's bytes."""
+
+    def close(self) -> None:
+        """Ends the link. Returns when nothing uses its connections any more."""
+
+
+#: Carries a native link, from now on, on the connections for sending and for receiving; the last argument hears why it
+#: broke: see `LinkPool.add`.
+StartCarrier = Callable[[Any, socket.socket, socket.socket, Callable[[str], object]], Carrier]
 
 
 class FarLink:
@@ -39,23 +50,28 @@ class FarLink:
         self.on_lost = on_lost
         self.token = secrets.token_hex(16)  # by which the second connection, and the machine's calls, name the link
         self.receiving: socket.socket | None = None  # the first connection
-        self.threads: LinkThreads | None = None
+        self.sending: socket.socket | None = None  # the second one
+        self.carrier: Carrier | None = None
+        self.let_go: Callable[[socket.socket], object] = lambda connection: None  # closes a connection
         self.is_half_open = threading.Event()  # `receiving` is there
         self.is_over = threading.Event()
 
     @property
     def is_open(self) -> bool:
         """Whether both connections are there."""
-        return self.threads is not None
+        return self.carrier is not None
 
     def close(self) -> None:
-        """Ends the link. May wait for its threads. A second call does nothing."""
+        """Ends the link. May wait for its carrier. A second call does nothing."""
         if self.is_over.is_set():
             return
-        if self.threads is not None:
-            self.threads.close()
+        if self.carrier is not None:
+            self.carrier.close()
         else:
             self.native.close()
+        for connection in (self.sending, self.receiving):
+            if connection is not None:
+                self.let_go(connection)
         self.on_lost = _nobody  # who hears of it and the link name each other: so the memory goes now
         self.is_over.set()
 
@@ -71,17 +87,21 @@ class LinkDoor:
         self,
         open_link: Callable[[Identity, dict[str, Any]], tuple[FarLink, dict[str, Any]]],
         on_open: Callable[[FarLink], object],
+        start_carrier: StartCarrier,
     ) -> None:
         """`open_link`: makes the link for a caller, and says what the caller is told; or raises a `PathwaysError`.
-        `on_open`: called when both connections are there. Both on the event loop.
+        `on_open`: called when both connections are there. Both on the event loop. `start_carrier`: see `StartCarrier`.
         """
         self._open_link = open_link
         self._on_open = on_open
+        self._start_carrier = start_carrier
+        self._let_go: Callable[[socket.socket], object] = lambda connection: None
         self._by_token: dict[str, FarLink] = {}  # those that wait for their second connection
         self._loop = asyncio.get_running_loop()
 
     def serve_at(self, port: Port, kind: str, roles: Iterable[Role]) -> None:
-        """Lets these roles open links at a port."""
+        """Lets these roles open links at a port. It keeps the connections of open links, without threads."""
+        self._let_go = port.let_go
         port.on(f"{kind}-up", roles, self._serve_up, lambda *caller: self.on_loop(self._open, *caller))
         port.on(f"{kind}-down", roles, self._serve_down, lambda *caller: self.on_loop(self._check, *caller))
 
@@ -95,20 +115,19 @@ class LinkDoor:
             raise errors.ClusterClosedError("the cluster has ended")
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(OPEN_TIMEOUT_S)
 
-    def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+    def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
         link: FarLink = hello["link"]
         link.receiving = connection
         link.is_half_open.set()
         while not link.is_open and not link.is_over.wait(LOOK_S):
             if _has_ended(connection):
                 self.on_loop(self._give_up, link, "it closed the first connection of its link")
-        link.is_over.wait()
+        return link.is_open
 
-    def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+    def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
         link = self.on_loop(self._waiting, identity, hello)
         link.is_half_open.wait(OPEN_TIMEOUT_S)  # another thread of the port is about to say so
-        if self.on_loop(self._complete, link, connection):
-            link.is_over.wait()
+        return self.on_loop(self._complete, link, connection)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
@@ -135,8 +154,8 @@ class LinkDoor:
         if self._by_token.pop(link.token, None) is None or link.receiving is None:
             return False
         lost = self._loop.call_soon_threadsafe
-        link.threads = LinkThreads(link.native, connection, link.receiving, lambda why: lost(link.on_lost, why))
-        link.threads.start()
+        link.sending, link.let_go = connection, self._let_go
+        link.carrier = self._start_carrier(link.native, connection, link.receiving, lambda why: lost(link.on_lost, why))
         self._on_open(link)
         return True
 

@@ -32,7 +32,7 @@ from pathways.trust.listening import listen
 from pathways.trust.refusals import RefusalLog
 from pathways.trust.tokens import Tokens
 
-Handler = Callable[[socket.socket, Identity, dict[str, Any]], None]
+Handler = Callable[[socket.socket, Identity, dict[str, Any]], bool | None]
 Admission = Callable[[Identity, dict[str, Any]], Mapping[str, Any]]
 
 _FIRST_LINE_S = 5.0
@@ -55,7 +55,7 @@ class _Purpose:
 @dataclasses.dataclass(eq=False)
 class _Connection:
     """One peer. `sock` is replaced under the port's lock; the rest belongs to the connection's thread, except that the
-    port's lock guards `is_evicted` and `is_heard`.
+    port's lock guards the flags.
     """
 
     sock: socket.socket
@@ -63,6 +63,8 @@ class _Connection:
     since: float
     is_evicted: bool = False
     is_heard: bool = False  # its first line has come
+    is_kept: bool = False  # its handler has returned, and somebody else uses it
+    is_let_go: bool = False
     identity: Identity | None = None
     purpose: str = ""
 
@@ -143,6 +145,7 @@ class Port:
             roles: those that may; another one is refused.
             handler: `handler(sock, identity, hello)` runs in the connection's thread, after the caller was told that it
                 is let in. The socket is blocking, without a timeout; it is closed when the handler returns or raises.
+                But if the handler returns True, the connection stays until `let_go`, without a thread.
             admit: `admit(identity, hello)` runs before. What it returns is sent with the answer; a `PathwaysError` that
                 it raises is sent instead, and the caller is refused.
         """
@@ -161,6 +164,16 @@ class Port:
         with self._changed:
             found = [(each.identity, each.purpose) for each in self._known if each.identity is not None]
         return sorted(found, key=lambda pair: (pair[0].role, pair[0].name, pair[1], pair[0].peer))
+
+    def let_go(self, sock: socket.socket) -> None:
+        """Closes a connection that its handler has kept, or is about to keep. Nobody may use it any more."""
+        with self._changed:
+            found = next((each for each in self._known if each.sock is sock), None)
+            if found is None:
+                return
+            found.is_let_go = True
+            if found.is_kept:
+                self._forget(found)
 
     def close(self) -> None:
         """Listens no more, and ends all connections: their handlers see the end of the stream."""
@@ -229,10 +242,14 @@ class Port:
 
     def _leave(self, connection: _Connection) -> None:
         with self._changed:
-            self._unknown.discard(connection)
-            self._known.discard(connection)
-            self._changed.notify_all()
-            connection.sock.close()
+            if not connection.is_kept or connection.is_let_go:
+                self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        self._unknown.discard(connection)
+        self._known.discard(connection)
+        self._changed.notify_all()
+        connection.sock.close()
 
     # A connection: its own thread.
 
@@ -310,7 +327,9 @@ class Port:
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
-            purpose.handler(sock, identity, hello)
+            is_kept = purpose.handler(sock, identity, hello) is True
+            with self._changed:
+                connection.is_kept = is_kept
         except (OSError, errors.PathwaysError) as error:
             if not self._is_closed:
                 _log.info("the connection %r of %s at %s ended: %s", connection.purpose, identity, identity.peer, error)

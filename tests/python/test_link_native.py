@@ -1,4 +1,4 @@
-"""Two ends of a link between machines over connections, each with its two threads.
+"""Two ends of a link between machines over connections: each with its two threads, or home's end in a pool.
 
 - LINK-1: they hear of each other, and each has its clock of how long ago (`test_ends_hear_of_each_other`); a link that
   breaks says so once, with the reason, at both ends (`test_nonsense_breaks_the_link`, `test_an_end_that_is_gone`).
@@ -19,6 +19,7 @@ import pytest
 
 from pathways import _native
 from pathways.agent.link_threads import LinkThreads
+from pathways.controller.link_pool import LinkPool, PooledLink
 
 _DEADLINE_S = 20.0
 
@@ -41,7 +42,7 @@ class End:
 
     hub: Any
     link: Any
-    threads: LinkThreads
+    threads: LinkThreads | PooledLink
     broken: Broken
     sending: socket.socket
 
@@ -53,21 +54,26 @@ def _wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[End, End]]:
+@pytest.fixture(params=["threads", "pool"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
     """Home and an agent. Their threads run."""
     there, back = socket.socketpair(), socket.socketpair()
+    pool = LinkPool(_native) if request.param == "pool" else None
     made = []
     for is_home, sending, receiving in ((True, there[0], back[1]), (False, back[0], there[1])):
         hub = _native.LinkHub()
-        link = hub.open_link(is_home)
         broken = Broken()
-        made.append(End(hub, link, LinkThreads(link, sending, receiving, broken), broken, sending))
-    for end in made:
-        end.threads.start()
+        if is_home and pool is not None:
+            link = hub.open_link(True, pool.native)
+            made.append(End(hub, link, pool.add(link, sending, receiving, broken), broken, sending))
+        else:
+            link = hub.open_link(is_home)
+            made.append(End(hub, link, LinkThreads.started(link, sending, receiving, broken), broken, sending))
     yield made[0], made[1]
     for end in made:
         end.threads.close()
+    if pool is not None:
+        pool.close()
     for connection in (*there, *back):
         connection.close()
 

@@ -1,0 +1,366 @@
+"""A pool of links and a splicer of tunnels: one slow, silent or wrong peer among others.
+
+- LINK-1: each link breaks by itself, once, with its reason; the others go on.
+- POOL-2: a peer that reads nothing does not hold up what others are sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pathways import _native
+from pathways.agent import tunnel
+from pathways.agent.link_threads import LinkThreads
+from pathways.agent.tunnel import Splicer, TunnelServer
+from pathways.controller import link_pool
+from pathways.controller.link_pool import LinkPool
+
+_DEADLINE_S = 20.0
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+class Pair:
+    """A link in a pool, whose other end is the test's."""
+
+    def __init__(self, pool: LinkPool) -> None:
+        self.reasons: list[str] = []
+        self.hub = _native.LinkHub()
+        self.link: Any = self.hub.open_link(True, pool.native)
+        (sending, self.hears), (self.says, receiving) = socket.socketpair(), socket.socketpair()
+        self.connections = [sending, self.hears, self.says, receiving]
+        self.member = pool.add(self.link, sending, receiving, self.reasons.append)
+
+    def relay(self, payload: bytes) -> None:
+        """Lets the link send so many bytes, as if a host of another machine had written to one of this link's."""
+        self.says.sendall(payload)
+
+    def close(self) -> None:
+        self.member.close()
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[LinkPool]:
+    made = LinkPool(_native)
+    yield made
+    made.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pw-links")]
+
+
+@pytest.fixture
+def pairs(pool: LinkPool) -> Iterator[list[Pair]]:
+    made = [Pair(pool) for _ in range(5)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def ping() -> bytes:
+    """A frame that is answered by a pong."""
+    return struct.pack("<IHHIiq", 8, 7, 0, 0, 0, time.monotonic_ns())
+
+
+def pongs_in(data: bytes | bytearray) -> int:
+    """How many pongs are in what came, which begins with a frame."""
+    count = at = 0
+    while at + 16 <= len(data):
+        size, kind = struct.unpack_from("<IH", data, at)
+        at += 16 + (size + 7) // 8 * 8
+        count += kind == 8 and at <= len(data)
+    return count
+
+
+def read_pongs(pair: Pair, count: int) -> None:
+    data = bytearray()
+    pair.hears.settimeout(_DEADLINE_S)
+    while pongs_in(data) < count:
+        piece = pair.hears.recv(1 << 20)
+        assert piece
+        data += piece
+
+
+def test_many_links_have_two_threads_and_hear_of_each_other(pool: LinkPool) -> None:
+    before = threading.active_count()
+    agents, homes = [], []
+    for _ in range(40):
+        (a, b), (c, d) = socket.socketpair(), socket.socketpair()
+        link = _native.LinkHub().open_link(True, pool.native)
+        homes.append((link, pool.add(link, a, d, print), (a, b, c, d)))
+    assert threading.active_count() == before + 2
+    for _, _, (_, b, c, _) in homes:
+        link = _native.LinkHub().open_link(False)
+        agents.append((link, LinkThreads.started(link, c, b, print)))
+    wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in homes))
+    wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in agents))
+    for _, threads in agents:
+        threads.close()
+    for _, member, connections in homes:
+        member.close()
+        member.close()  # does nothing
+        for connection in connections:
+            connection.close()
+
+
+def test_one_breaks_and_the_others_go_on(pairs: list[Pair]) -> None:
+    pairs[0].says.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+    pairs[1].says.close()
+    pairs[2].hears.close()
+    wait_for(lambda: all(pair.reasons for pair in pairs[:3]))
+    assert "broke the protocol" in pairs[0].reasons[0]
+    assert "closed the connection" in pairs[1].reasons[0]
+    assert "closed the connection" in pairs[2].reasons[0] or "broke" in pairs[2].reasons[0]
+    for pair in pairs[3:]:
+        assert pair.hears.recv(100)  # its ping
+        before = pair.link.stats()["bytes_out"]
+        wait_for(lambda pair=pair, before=before: pair.link.stats()["bytes_out"] > before)
+        assert not pair.reasons
+    assert all(len(pair.reasons) == 1 for pair in pairs[:3])
+
+
+def test_who_reads_nothing_holds_nobody_up(pool: LinkPool) -> None:
+    """Its bytes wait, in their order, until it reads; meanwhile the others get theirs."""
+    stuck, quick = Pair(pool), Pair(pool)
+    try:
+        many = 40_000  # pongs: more than the buffers of a socket take
+        writer = threading.Thread(target=stuck.says.sendall, args=(ping() * many,), daemon=True)
+        writer.start()
+        wait_for(lambda: len(stuck.member.unsent) > 0)
+        for _ in range(20):
+            quick.says.sendall(ping())
+        read_pongs(quick, 20)
+        assert len(stuck.member.unsent) > 0
+        read_pongs(stuck, many)
+        writer.join(_DEADLINE_S)
+        stuck.says.sendall(ping() * 3)
+        read_pongs(stuck, 3)
+        assert not stuck.reasons and not quick.reasons
+    finally:
+        stuck.close()
+        quick.close()
+
+
+def test_who_never_reads_and_who_says_nothing_break(pool: LinkPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_pool, "SILENCE_S", 1.0)
+    stuck, silent, well = Pair(pool), Pair(pool), Pair(pool)
+    try:
+        pings = threading.Event()
+
+        def speak() -> None:
+            while not pings.wait(0.1):
+                for pair in (stuck, well):
+                    pair.says.send(ping() * (5000 if pair is stuck and not stuck.member.unsent else 1))
+
+        speaker = threading.Thread(target=speak, daemon=True)
+        speaker.start()
+        wait_for(lambda: stuck.reasons and silent.reasons)
+        pings.set()
+        speaker.join()
+        assert stuck.reasons == silent.reasons == ["nothing was heard of it for 1 s"]
+        assert not well.reasons
+    finally:
+        for pair in (stuck, silent, well):
+            pair.close()
+
+
+def test_a_link_is_closed_while_it_is_used(pool: LinkPool) -> None:
+    well = Pair(pool)
+    for _ in range(20):
+        pair = Pair(pool)
+        pair.says.sendall(ping() * 500)
+        pair.close()
+        assert not pair.reasons
+    well.says.sendall(ping())
+    read_pongs(well, 1)
+    well.close()
+
+
+def test_links_of_a_closed_pool_close() -> None:
+    made = LinkPool(_native)
+    before, after = Pair(made), None
+    made.close()
+    before.close()
+    after = Pair(made)
+    after.close()
+    assert not before.reasons and not after.reasons
+
+
+# Tunnels.
+
+
+class Server:
+    """Listens at a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen()
+        self.listener.settimeout(_DEADLINE_S)
+
+    def accept(self) -> socket.socket:
+        connection, _ = self.listener.accept()
+        connection.settimeout(_DEADLINE_S)
+        return connection
+
+
+def tunnels_of(splicer: Splicer, server: Server, count: int) -> list[tuple[socket.socket, socket.socket]]:
+    """So many tunnels: the ends on both sides."""
+    made = []
+    for _ in range(count):
+        mine, other = socket.socketpair()
+        mine.settimeout(_DEADLINE_S)
+        splicer.add_to(server.path, other)
+        made.append((mine, server.accept()))
+    return made
+
+
+def read_all(connection: socket.socket) -> bytes:
+    pieces = []
+    while piece := connection.recv(1 << 20):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.fixture
+def server(tmp_path: Any) -> Iterator[Server]:
+    made = Server(str(tmp_path / "server.sock"))
+    yield made
+    made.listener.close()
+
+
+@pytest.fixture
+def splicer() -> Iterator[Splicer]:
+    made = Splicer()
+    yield made
+    made.close()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "pw-tunnels"])
+
+
+def test_tunnels_carry_both_ways_and_share_a_thread(splicer: Splicer, server: Server) -> None:
+    before = threading.active_count()
+    made = tunnels_of(splicer, server, 30)
+    assert threading.active_count() == before + 1
+    for n, (near, far) in enumerate(made):
+        near.sendall(b"there %d" % n)
+        far.sendall(b"back %d" % n)
+    for n, (near, far) in enumerate(made):
+        assert far.recv(100) == b"there %d" % n
+        assert near.recv(100) == b"back %d" % n
+    for near, far in made:
+        near.close()
+        assert far.recv(1) == b""
+        far.close()
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_what_was_sent_before_the_end_arrives(splicer: Splicer, server: Server, is_near: bool) -> None:
+    """Also when the other end reads slowly, and has sent bytes that nobody takes any more."""
+    ((near, far),) = tunnels_of(splicer, server, 1)
+    source, target = (near, far) if is_near else (far, near)
+    data = os.urandom(3 << 20)
+    target.setblocking(False)
+    target.send(os.urandom(1 << 16))
+    target.settimeout(_DEADLINE_S)
+    sender = threading.Thread(target=lambda: (source.sendall(data), source.close()), daemon=True)
+    sender.start()
+    time.sleep(0.2)
+    assert read_all(target) == data
+    sender.join()
+    target.close()
+
+
+def test_a_tunnel_that_nobody_reads_holds_no_other_up(
+    splicer: Splicer, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "_LINGER_S", 0.5)
+    (stuck, deaf), (near, far) = tunnels_of(splicer, server, 2)
+    stuck.setblocking(False)
+    sent = 0
+    while True:
+        try:
+            sent += stuck.send(bytes(1 << 16))
+        except BlockingIOError:
+            time.sleep(0.05)
+            try:
+                sent += stuck.send(bytes(1 << 16))
+            except BlockingIOError:
+                break
+    assert 1 << 20 < sent < 4 << 20, "what waits is bounded"
+    used = time.thread_time()
+    cpu = time.process_time()
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"
+    time.sleep(0.5)
+    assert time.process_time() - cpu < 0.3 + time.thread_time() - used, "waiting costs nothing"
+    deaf.close()
+    wait_for(lambda: not splicer._ending and len(splicer._tunnels) == 1)
+    for connection in (stuck, near, far):
+        connection.close()
+
+
+def test_who_takes_nothing_after_the_end_is_left(
+    splicer: Splicer, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "_LINGER_S", 0.5)
+    ((near, deaf),) = tunnels_of(splicer, server, 1)
+    near.sendall(bytes(1 << 20))  # fits what may wait, and not the buffers of a socket
+    near.close()
+    wait_for(lambda: splicer._ending)
+    wait_for(lambda: not splicer._tunnels)
+    deaf.close()
+
+
+def test_nobody_listens(splicer: Splicer, tmp_path: Any) -> None:
+    one, other = socket.socketpair()
+    with pytest.raises(OSError):
+        splicer.add_to(str(tmp_path / "nobody"), other)
+    one.close()
+    other.close()
+
+
+def test_a_closed_splicer_takes_nothing_and_carries_on_what_is_open(server: Server) -> None:
+    splicer = Splicer()
+    ((near, far),) = tunnels_of(splicer, server, 1)
+    splicer.close()
+    splicer.close()
+    one, other = socket.socketpair()
+    splicer.add_to(server.path, other)
+    assert one.recv(1) == b""
+    server.accept().close()
+    near.sendall(b"still")
+    assert far.recv(10) == b"still"
+    near.close()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "pw-tunnels"])
+    far.close()
+    one.close()
+    Splicer().close()
+
+
+def test_a_server_whose_other_end_cannot_be_dialled(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    def dial() -> socket.socket:
+        raise ConnectionRefusedError("not there")
+
+    path = str(tmp_path / "tunnel.sock")
+    server = TunnelServer(path, dial)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_DEADLINE_S)
+    connection.connect(path)
+    assert connection.recv(1) == b""
+    connection.close()
+    server.close()
+    assert "a tunnel to the controller could not be opened: not there" in capfd.readouterr().err
