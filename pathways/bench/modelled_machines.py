@@ -292,7 +292,12 @@ class Machine:
             stack.callback(tunnels.close)
             session = asyncio.get_running_loop().create_task(self._converse(welcome["session"], island, reports))
             stack.callback(session.cancel)
-            session.add_done_callback(lambda task: task.cancelled() or on_broken(f"session: {task.exception()}"))
+
+            def on_session_over(task: asyncio.Task[None]) -> None:
+                if not task.cancelled():
+                    on_broken(f"the session is over: {task.exception() or 'the controller ended it'}")
+
+            session.add_done_callback(on_session_over)
             return await broken
 
     async def _control(self) -> Any:

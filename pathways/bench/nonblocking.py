@@ -38,7 +38,12 @@ async def _ready(sock: socket.socket, writes: bool) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     add, remove = (loop.add_writer, loop.remove_writer) if writes else (loop.add_reader, loop.remove_reader)
-    add(sock.fileno(), lambda: ready.done() or ready.set_result(None))
+
+    def on_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(sock.fileno(), on_ready)
     try:
         await ready
     finally:
