@@ -103,6 +103,7 @@ class Runs:
     runs: int
     us: float  # without what it takes when it is idle
     us_with_idle: float
+    machines_us: float  # of the process of the machines
     wall_ms: float  # of one run
     bytes_out: float  # to the machines, for each host and run
     bytes_in: float
@@ -143,9 +144,9 @@ class _Measured:
             self._say(f"idle, {settings.idle_s:g} s")
             measured["idle"] = self._idle()
             self._say("compile")
-            call, measured["compile_s"] = self._compile()
+            call, measured["compile"] = self._compile(machines)
             self._say("runs")
-            measured["runs"] = self._runs(call, cluster)
+            measured["runs"] = self._runs(call, cluster, machines)
             after = Memory.of(self._controller)
             measured["memory_after_runs"] = dataclasses.asdict(after)
             measured["memory_per_host_after_runs"] = after.since(before, settings.hosts)
@@ -158,12 +159,14 @@ class _Measured:
         return stack.enter_context(pw.connect(handle.address))
 
     def _join(self, machines: Child, cluster: Any) -> dict[str, Any]:
-        settings, cpu = self._settings, self._cpu()
+        settings, cpu, theirs = self._settings, self._cpu(), cpu_seconds([machines.pid])
         begin = machines.ask("dial", timeout=_LONGEST_S)
         cluster.wait_for(settings.hosts * settings.devices_per_host, _JOIN_S)
         taken = time.monotonic() - begin
+        cpu, theirs = self._cpu() - cpu, cpu_seconds([machines.pid]) - theirs
         again = machines.ask("stats", timeout=_LONGEST_S)["begun_again"]
-        return {"seconds": taken, "cpu_s": self._cpu() - cpu, "begun_again": len(again), "why": sorted(set(again))[:8]}
+        why = sorted(set(again))[:8]
+        return {"seconds": taken, "cpu_s": cpu, "machines_cpu_s": theirs, "begun_again": len(again), "why": why}
 
     def _idle(self) -> dict[str, float]:
         time.sleep(_SETTLE_S)
@@ -173,28 +176,32 @@ class _Measured:
         self._idle_share = (self._cpu() - cpu) / seconds
         return {"percent": 100 * self._idle_share, "seconds": seconds}
 
-    def _compile(self) -> tuple[_Call, float]:
-        begin = time.monotonic()
+    def _compile(self, machines: Child) -> tuple[_Call, dict[str, float]]:
+        cpu, theirs, begin = self._cpu(), cpu_seconds([machines.pid]), time.monotonic()
         call = _Call(self._settings)
         call.wait(call())
-        return call, time.monotonic() - begin
+        seconds = time.monotonic() - begin
+        used = {"cpu_s": self._cpu() - cpu, "machines_cpu_s": cpu_seconds([machines.pid]) - theirs}
+        return call, {"seconds": seconds, **used}
 
-    def _runs(self, call: _Call, cluster: Any) -> list[dict[str, Any]]:
+    def _runs(self, call: _Call, cluster: Any, machines: Child) -> list[dict[str, Any]]:
         found: dict[str, list[Runs]] = {}
         for _ in range(self._settings.repeats):
             for how, many, runs in (
                 ("pipelined", call.pipelined, self._settings.runs),
                 ("one by one", call.one_by_one, max(1, self._settings.runs // _ONE_BY_ONE)),
             ):
-                found.setdefault(how, []).append(self._timed(how, many, runs, cluster))
+                found.setdefault(how, []).append(self._timed(how, many, runs, cluster, machines))
         return [dataclasses.asdict(_median(runs)) for runs in found.values()]
 
-    def _timed(self, how: str, many: Callable[[int], None], runs: int, cluster: Any) -> Runs:
+    def _timed(self, how: str, many: Callable[[int], None], runs: int, cluster: Any, machines: Child) -> Runs:
         hosts = self._settings.hosts
         out, back = _link_bytes(cluster)
+        theirs = cpu_seconds([machines.pid])
         cpu, begin = self._cpu(), time.monotonic()
         many(runs)
         seconds, spent = time.monotonic() - begin, self._cpu() - cpu
+        theirs = cpu_seconds([machines.pid]) - theirs
         now_out, now_back = _link_bytes(cluster)
         each = 1.0 / (runs * hosts)
         busy = max(0.0, spent - self._idle_share * seconds)
@@ -203,6 +210,7 @@ class _Measured:
             runs,
             1e6 * busy * each,
             1e6 * spent * each,
+            1e6 * theirs * each,
             1e3 * seconds / runs,
             (now_out - out) * each,
             (now_back - back) * each,
@@ -264,7 +272,7 @@ def _link_bytes(cluster: Any) -> tuple[int, int]:
 
 
 def _median(runs: Sequence[Runs]) -> Runs:
-    names = ("us", "us_with_idle", "wall_ms", "bytes_out", "bytes_in")
+    names = ("us", "us_with_idle", "machines_us", "wall_ms", "bytes_out", "bytes_in")
     medians: dict[str, Any] = {name: stats.quantile([getattr(each, name) for each in runs], 0.5) for name in names}
     return dataclasses.replace(runs[0], **medians)
 
@@ -282,17 +290,11 @@ def judge(measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 def make(settings: Settings, measured: dict[str, Any]) -> Report:
     """The report of one measurement."""
-    join, idle, goals = measured["join"], measured["idle"], judge(measured)
-    cluster = ("agents", "hosts", "join s", "join cpu s", "joined again", "idle %", "compile s")
-    row = (
-        settings.agents,
-        settings.hosts,
-        join["seconds"],
-        join["cpu_s"],
-        join["begun_again"],
-        idle["percent"],
-        measured["compile_s"],
-    )
+    join, goals = measured["join"], judge(measured)
+    phases = [
+        (what, each["seconds"], each["cpu_s"], each["machines_cpu_s"])
+        for what, each in (("join", join), ("first call, which compiles", measured["compile"]))
+    ]
     memory = [
         (when, *(measured[key][name] for name in ("uss_mib", "anonymous_mib", "shared_mib")), measured[of]["threads"])
         for when, key, of in (
@@ -301,7 +303,12 @@ def make(settings: Settings, measured: dict[str, Any]) -> Report:
         )
     ]
     tables = [
-        Table("Cluster", cluster, [row]),
+        Table(
+            "Cluster",
+            ("agents", "hosts", "joined again", "idle %"),
+            [(settings.agents, settings.hosts, join["begun_again"], measured["idle"]["percent"])],
+        ),
+        Table("Once", ("what", "s", "controller's CPU s", "machines' CPU s"), phases),
         Table(
             "Controller's memory, MiB per host",
             ("when", "USS", "of these anonymous", "blocks in shared memory", "threads"),
@@ -309,7 +316,7 @@ def make(settings: Settings, measured: dict[str, Any]) -> Report:
         ),
         Table(
             "Runs on all hosts, controller's CPU time per host and run",
-            ("how", "runs", "us", "us with idle", "wall ms per run", "bytes out", "bytes in"),
+            ("how", "runs", "us", "us with idle", "machines us", "wall ms per run", "bytes out", "bytes in"),
             [tuple(each.values()) for each in measured["runs"]],
         ),
         Table("Goals", ("goal", "at most", "value", "reached"), [tuple(goal.values()) for goal in goals]),
