@@ -29,8 +29,8 @@ import grpc.aio
 from pathways import _native, errors
 from pathways.bench import processes
 from pathways.bench.nonblocking import Connection, Tunnels, dial
-from pathways.plan.binding import BoundProgram, host_plan
-from pathways.plan.memory_profile import Profile, sizes_of
+from pathways.plan.binding import BoundProgram, HostPlan, host_plan
+from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 from pathways.process.config import ClusterOptions, HostConfig, load_host
 from pathways.protocol import agent_pb2 as pb_agent
 from pathways.protocol import agent_pb2_grpc as rpc_agent
@@ -52,16 +52,32 @@ class Programs:
     """What the hosts of all machines make of a program. It is read once, because it is the same for all of them."""
 
     def __init__(self) -> None:
-        self._bound: dict[int, BoundProgram] = {}
+        self._number = -1
+        self._bound: BoundProgram
+        self._memory: dict[int, ProgramMemory] = {}  # by the place of a host on its machine, for devices from 0 on
 
     def bound(self, request: pb.StoreProgram, config: HostConfig) -> BoundProgram:
         """The program on the cluster's devices."""
-        if (found := self._bound.get(request.program_id)) is None:
+        if request.program_id != self._number:  # all hosts ask for it before the next one
             bindings = tuple(tuple(binding.devices) for binding in request.bindings)
             program = load_program(request.program)
-            found = BoundProgram(program, bindings, config.devices_per_host, config.islands)
-            self._bound = {request.program_id: found}  # all hosts ask for it before the next one
-        return found
+            self._bound = BoundProgram(program, bindings, config.devices_per_host, config.islands)
+            self._number, self._memory = request.program_id, {}
+        return self._bound
+
+    def memory(self, profile: Profile, plan: HostPlan, config: HostConfig) -> ProgramMemory:
+        """What a run of the program takes on a host. The programs of the bench do the same on each machine, so it is
+        computed for one of them: on a real cluster each host computes its own, on its own cores.
+        """
+        if config.rank not in self._memory:
+            self._memory[config.rank] = _moved(profile.memory(plan, [0] * len(plan.launches)), -config.first_device)
+        return _moved(self._memory[config.rank], config.first_device)
+
+
+def _moved(memory: ProgramMemory, by: int) -> ProgramMemory:
+    """The same on other devices."""
+    devices = tuple(dataclasses.replace(need, device=need.device + by) for need in memory.devices)
+    return dataclasses.replace(memory, devices=devices)
 
 
 class Host:
@@ -115,14 +131,12 @@ class Host:
         number, host = request.program_id, self.config.host
         bound = self._programs.bound(request, self.config)
         plan = host_plan(bound, host, True)
-        temporaries = [0] * len(plan.launches)
         profile = Profile(bound, host, receives_on_host=True)
-        memory = profile.memory(plan, temporaries)
-        self.native.add_plan(number, plan.block, request.client, *sizes_of(plan, profile, temporaries))
+        memory = dump(self._programs.memory(profile, plan, self.config), pb.ProgramMemory)
+        sizes = sizes_of(plan, profile, [0] * len(plan.launches))
+        self.native.add_plan(number, plan.block, request.client, *sizes)
         self._report(program_stored=pb.Answer(number=number))
-        self._report(
-            program_compiled=pb.ProgramCompiled(program_id=number, memory=dump(memory, pb.ProgramMemory)),
-        )
+        self._report(program_compiled=pb.ProgramCompiled(program_id=number, memory=memory))
 
     async def _do_report_stats(self, request: pb.ReportStats) -> None:
         self._report(stats=pb.HostStatsReport(request=request.request, driver_json="{}"))
