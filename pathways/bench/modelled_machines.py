@@ -108,8 +108,7 @@ class Host:
                 what = request.WhichOneof("request")
                 if what == "stop":
                     return
-                if (do := getattr(self, f"_do_{what}", None)) is not None:
-                    await do(getattr(request, what))
+                await getattr(self, f"_do_{what}")(getattr(request, what))
 
     def _report(self, **what: Any) -> None:
         self._reports.put_nowait(pb.HostReport(**what))
