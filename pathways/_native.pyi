@@ -1,6 +1,6 @@
 """Types of `csrc/bind`, where every name is described."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 NO_VALUE: int
@@ -254,6 +254,33 @@ def set_distance(controller_segment: Segment, microseconds: int) -> None: ...
 def stand_in_handler() -> Any: ...
 def ask_hops(controller: Segment, host: Segment, count: int, sleep_us: int, work_us: int) -> list[int]: ...
 def echo_hops(controller: Segment, host: Segment, count: int) -> None: ...
+
+class ModelledHost:
+    def __init__(
+        self,
+        number: int,
+        devices: int,
+        device_bytes: int,
+        segments: Mapping[int, Segment],
+        controller_segment: Segment,
+        far: Sequence[int],
+    ) -> None: ...
+    def add_plan(
+        self,
+        plan: int,
+        block: bytes,
+        client: int,
+        value_bytes: Sequence[int],
+        launches: Sequence[tuple[int, Sequence[int], bool]],
+    ) -> None: ...
+    def attach_client(self, client: int, twin: Segment, futures: int) -> None: ...
+    def replace_far_peer(self, peer: int, incarnation: int, loss: int) -> None: ...
+    @property
+    def peers_replaced(self) -> int: ...
+    @property
+    def launches(self) -> int: ...
+    def step(self) -> int: ...
+
 def simulate_policy(
     hosts: int, devices: int, clients: int, policy: str, runs: int = 16, repeats: int = 0
 ) -> dict[str, Any]: ...

@@ -1,18 +1,71 @@
-// Measures the whole control path on modelled devices, for `pathways bench scale`.
+// Measures the whole control path on modelled devices, and models the hosts of other machines, for `pathways bench
+// scale`.
+#include <pybind11/stl.h>
+
+#include <cstring>
 #include <string>
+#include <tuple>
 
 #include "base/status.h"
 #include "bind/bind.h"
 #include "simulate/controller_cost.h"
 #include "simulate/exchange_count.h"
+#include "simulate/modelled_host.h"
 #include "simulate/scale.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
 
 namespace pathways::bind {
+namespace {
+
+using LaunchTuple = std::tuple<uint64_t, std::vector<uint32_t>, bool>;  // as pathways.plan.memory_profile.sizes_of
+
+void register_modelled_host(py::module_& m) {
+  py::class_<ModelledHost>(m, "ModelledHost", "A host with modelled devices: see csrc/simulate/modelled_host.h.")
+      .def(py::init([](uint32_t number, uint32_t devices, uint64_t device_bytes,
+                       const std::map<uint32_t, Segment*>& blocks, Segment& controller,
+                       const std::vector<int32_t>& far) {
+             std::map<uint32_t, HostView> views;
+             for (const auto& [host, segment] : blocks) views.emplace(host, HostView(*segment));
+             return std::make_unique<ModelledHost>(number, devices, device_bytes, views,
+                                                   ControllerBlock::attach(controller), far);
+           }),
+           "number"_a, "devices"_a, "device_bytes"_a, "segments"_a, "controller_segment"_a, "far"_a,
+           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
+           "`segments`: of the hosts of its machine, by number. `far`: by host of the cluster, its incarnation; -1: it "
+           "is not there; -2: it is on this machine.")
+      .def(
+          "add_plan",
+          [](ModelledHost& host, uint32_t plan, const std::string& block, uint32_t client, std::vector<uint64_t> values,
+             const std::vector<LaunchTuple>& launches) {
+            PlanSizes sizes{std::move(values), {}};
+            for (const auto& [temporary, donated, moves] : launches) {
+              sizes.launches.push_back({temporary, donated, moves});
+            }
+            std::vector<std::byte> bytes(block.size());
+            std::memcpy(bytes.data(), block.data(), block.size());
+            host.add_plan(plan, std::move(bytes), client, std::move(sizes));
+          },
+          "plan"_a, "block"_a, "client"_a, "value_bytes"_a, "launches"_a,
+          "Registers a plan, compiled. Raises ValueError when it is malformed.")
+      .def(
+          "attach_client",
+          [](ModelledHost& host, uint32_t client, Segment& twin, uint32_t futures) {
+            host.attach_client(client, ClientView(twin), futures);
+          },
+          "client"_a, "twin"_a, "futures"_a, py::keep_alive<1, 3>(), "Starts to take a client's work.")
+      .def("replace_far_peer", &ModelledHost::replace_far_peer, "peer"_a, "incarnation"_a, "loss"_a,
+           "See Host::replace_far_peer; `peers_replaced` goes up when it is in force.")
+      .def_property_readonly("peers_replaced", &ModelledHost::peers_replaced)
+      .def_property_readonly("launches", &ModelledHost::launches)
+      .def("step", &ModelledHost::step, "Does all that can be done now; returns the records and completions handled.");
+}
+
+}  // namespace
 
 void register_simulation(py::module_& m) {
+  register_modelled_host(m);
   m.def(
       "simulate",
       [](uint32_t hosts, uint32_t shards, uint32_t calls, uint32_t batch, uint32_t repeats) {

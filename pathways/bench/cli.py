@@ -152,19 +152,74 @@ def dispatch(
 
 
 @bench.command()
-@click.option("--max-shards", type=click.IntRange(4), default=65536, show_default=True)
-@click.option("--devices-per-host", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--max-shards", type=click.IntRange(4), help="65536 by default; not with --agents.")
+@click.option("--devices-per-host", type=click.IntRange(1), help="4 by default; 1 with --agents.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--agents",
+    type=click.IntRange(1),
+    help="Measure a real controller instead, with so many modelled machines that join it from this one.",
+)
+@click.option("--hosts-per-agent", type=click.IntRange(1), help="Hosts of each modelled machine: 1 by default.")
+@click.option("--runs", type=click.IntRange(1), help="Pipelined runs of a measurement with --agents: 1000 by default.")
+@click.option(
+    "--idle-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="How long the idle controller of --agents is watched: 10 s by default.",
+)
 @_out
 @_results
-def scale(max_shards: int, devices_per_host: int, repeats: int, json_path: Path | None, results: Path | None) -> None:
-    """The control path over modelled devices: cost per call, per host and run, bytes per buffer and plan."""
+def scale(
+    max_shards: int | None,
+    devices_per_host: int | None,
+    repeats: int,
+    agents: int | None,
+    hosts_per_agent: int | None,
+    runs: int | None,
+    idle_seconds: float | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """The control path over modelled devices: cost per call, per host and run, bytes per buffer and plan.
+
+    With --agents, what a cluster of many machines costs its controller: to join, when it is idle, and per host and run.
+    """
     from pathways.bench import scale as scales
 
+    if agents is not None:
+        if max_shards is not None:
+            raise click.UsageError("--max-shards is for the simulation: leave it out, or leave out --agents")
+        _publish(
+            _scale_agents(agents, hosts_per_agent, devices_per_host, runs, repeats, idle_seconds), json_path, results
+        )
+        return
+    given = {"--hosts-per-agent": hosts_per_agent, "--runs": runs, "--idle-seconds": idle_seconds}
+    if alone := [name for name, value in given.items() if value is not None]:
+        raise click.UsageError(f"{', '.join(alone)}: only with --agents, which says how many machines there are")
     try:
-        _publish(scales.run(max_shards, devices_per_host, repeats), json_path, results)
+        _publish(scales.run(max_shards or 65536, devices_per_host or 4, repeats), json_path, results)
     except scales.NoSimulation as error:
         raise click.ClickException(str(error)) from None
+
+
+def _scale_agents(
+    agents: int,
+    hosts_per_agent: int | None,
+    devices_per_host: int | None,
+    runs: int | None,
+    repeats: int,
+    idle_seconds: float | None,
+) -> reports.Report:
+    from pathways.bench import scale_agents
+
+    console = rich.console.Console(stderr=True)
+    settings = scale_agents.Settings(
+        agents, hosts_per_agent or 1, devices_per_host or 1, runs or 1000, repeats, idle_seconds or 10.0
+    )
+    try:
+        return scale_agents.run(settings, lambda text: console.print(text, markup=False, highlight=False))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 @bench.command()

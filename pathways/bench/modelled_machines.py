@@ -1,0 +1,432 @@
+"""Machines that a cluster cannot tell from real ones: ``python -m pathways.bench.modelled_machines <fd>``.
+
+One process stands for all machines of `pathways bench scale --agents`. Each machine has a certificate, a link of two
+connections, a tunnel for gRPC, the session of its agent, and the sessions of its hosts, as pathways/agent and
+pathways/host have them. What is modelled: hosts are no processes, their devices compute nothing (`ModelledHost`), and
+programs are planned, but not compiled. One event loop serves all, because the machines share the cores with the
+controller that is measured.
+
+It answers "prepare", which trades a token for the certificates; "dial", after which the machines join; "stats".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import os
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pathways import _native, errors
+from pathways.bench import processes
+from pathways.bench.nonblocking import Connection, Tunnels, dial
+from pathways.plan.binding import BoundProgram, HostPlan, host_plan
+from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
+from pathways.process.config import ClusterOptions, HostConfig, load_host
+from pathways.protocol import agent_pb2 as pb_agent
+from pathways.protocol import agent_pb2_grpc as rpc_agent
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import control_pb2_grpc as rpc
+from pathways.protocol import wire
+from pathways.protocol.serialization import dump, load_program
+from pathways.trust import join
+
+#: As pathways/agent: a link says something so often; an agent dials again after so long; the ring to other machines.
+_HEARTBEAT_S, _RETRY_S, _FAR_RING_BYTES = 0.5, 1.0, 1 << 20
+_DEVICE_BYTES = 1 << 30
+_NEAR = -2  # csrc/messages/far_records.h:kNear
+_PORT = 9  # where the hosts would receive network transfers: the machines have none
+_BUFFER = memoryview(bytearray(1 << 20))  # what a link collects is sent before the next one collects
+
+
+class Programs:
+    """What the hosts of all machines make of a program. It is read once, because it is the same for all of them."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._bound: BoundProgram
+        self._memory: dict[int, ProgramMemory] = {}  # by the place of a host on its machine, for devices from 0 on
+
+    def bound(self, request: pb.StoreProgram, config: HostConfig) -> BoundProgram:
+        """The program on the cluster's devices."""
+        if request.program_id != self._number:  # all hosts ask for it before the next one
+            bindings = tuple(tuple(binding.devices) for binding in request.bindings)
+            program = load_program(request.program)
+            self._bound = BoundProgram(program, bindings, config.devices_per_host, config.islands)
+            self._number, self._memory = request.program_id, {}
+        return self._bound
+
+    def memory(self, profile: Profile, plan: HostPlan, config: HostConfig) -> ProgramMemory:
+        """What a run of the program takes on a host. The programs of the bench do the same on each machine, so it is
+        computed for one of them: on a real cluster each host computes its own, on its own cores.
+        """
+        if config.rank not in self._memory:
+            self._memory[config.rank] = _moved(profile.memory(plan, [0] * len(plan.launches)), -config.first_device)
+        return _moved(self._memory[config.rank], config.first_device)
+
+
+def _moved(memory: ProgramMemory, by: int) -> ProgramMemory:
+    """The same on other devices."""
+    devices = tuple(dataclasses.replace(need, device=need.device + by) for need in memory.devices)
+    return dataclasses.replace(memory, devices=devices)
+
+
+class Host:
+    """A host of a modelled machine: the native half, and its session with the controller."""
+
+    def __init__(self, config: HostConfig, native: _native.ModelledHost, programs: Programs) -> None:
+        self.config = config
+        self.native = native
+        self._programs = programs
+        self._twins: dict[int, asyncio.Future[_native.Segment]] = {}
+        self._reports: asyncio.Queue[pb.HostReport] = asyncio.Queue()
+
+    def twin(self, client: int) -> asyncio.Future[_native.Segment]:
+        """The twin of a client's memory, which the agent makes."""
+        if client not in self._twins:
+            self._twins[client] = asyncio.get_running_loop().create_future()
+        return self._twins[client]
+
+    async def converse(self, path: str, token: str) -> None:
+        """Says that the host is ready, and does what the controller asks for until it says to stop."""
+        for stage, device_bytes in ((wire.Stage.HOST_JOINED, 0), (wire.Stage.HOST_READY, _DEVICE_BYTES)):
+            self._report(stage=pb.HostStage(stage=stage, device_bytes=device_bytes))
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=wire.FAR_OPTIONS) as channel:
+            session = rpc.HostsStub(channel).Session(
+                _outgoing(self._reports), wait_for_ready=True, metadata=wire.bearer(token)
+            )
+            async for request in session:
+                what = request.WhichOneof("request")
+                if what == "stop":
+                    return
+                await getattr(self, f"_do_{what}")(getattr(request, what))
+
+    def _report(self, **what: Any) -> None:
+        self._reports.put_nowait(pb.HostReport(**what))
+
+    async def _do_attach_client(self, request: pb.AttachClient) -> None:
+        twin = await self.twin(request.client)
+        self.native.attach_client(request.client, twin, request.futures)
+        self._report(client_attached=pb.Answer(number=request.client))
+
+    async def _do_replace_peer(self, request: pb.ReplacePeer) -> None:
+        before = self.native.peers_replaced
+        self.native.replace_far_peer(request.host, request.far_incarnation, request.loss)
+        self.native.step()
+        while self.native.peers_replaced == before:
+            await asyncio.sleep(0.001)  # until the order tells of the loss
+        self._report(peer_replaced=pb.Answer(number=request.host))
+
+    async def _do_store_program(self, request: pb.StoreProgram) -> None:
+        number, host = request.program_id, self.config.host
+        bound = self._programs.bound(request, self.config)
+        plan = host_plan(bound, host, True)
+        profile = Profile(bound, host, receives_on_host=True)
+        memory = dump(self._programs.memory(profile, plan, self.config), pb.ProgramMemory)
+        sizes = sizes_of(plan, profile, [0] * len(plan.launches))
+        self.native.add_plan(number, plan.block, request.client, *sizes)
+        self._report(program_stored=pb.Answer(number=number))
+        self._report(program_compiled=pb.ProgramCompiled(program_id=number, memory=memory))
+
+    async def _do_report_stats(self, request: pb.ReportStats) -> None:
+        self._report(stats=pb.HostStatsReport(request=request.request, driver_json="{}"))
+
+    async def _do_trace(self, request: pb.HostTrace) -> None:
+        self._report(traced=pb.TracePart(request=request.request, host=self.config.host, remark="it is modelled"))
+
+
+class Island:
+    """The hosts of a machine under one controller: as pathways/agent/island.py, without processes."""
+
+    def __init__(
+        self,
+        path: str,
+        options: ClusterOptions,
+        link: _native.MachineLink,
+        programs: Programs,
+        report: Callable[..., None],
+    ) -> None:
+        self._path = path
+        self._options = options
+        self._link = link
+        self._programs = programs
+        self._report = report
+        self._controller = _native.controller_segment()
+        self._segments: dict[int, _native.Segment] = {}
+        self._incarnation = -1
+        self._hosts: dict[int, tuple[Host, asyncio.Task[None]]] = {}
+
+    def start(self, request: pb_agent.StartHost) -> None:
+        """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
+        config, options = load_host(request.config_json), self._options
+        if config.incarnation != self._incarnation:
+            self.end()
+            self._incarnation = config.incarnation
+            self._segments = {
+                host: _native.host_segment(
+                    host,
+                    options.hosts,
+                    options.host_ring_bytes,
+                    options.host_arena_bytes,
+                    far_ring_bytes=_FAR_RING_BYTES,
+                )
+                for host in config.island_hosts
+            }
+        self._link.add_host(config.host, config.incarnation, self._segments[config.host], self._controller)
+        far = [_NEAR if incarnation is None else incarnation for incarnation in config.far]
+        native = _native.ModelledHost(
+            config.host, config.devices_per_host, _DEVICE_BYTES, self._segments, self._controller, far
+        )
+        host = Host(config, native, self._programs)
+        task = asyncio.get_running_loop().create_task(self._run(host, request.token))
+        self._hosts[config.host] = (host, task)
+        self._report(started=pb_agent.FarHostStarted(host=config.host, incarnation=config.incarnation, pid=os.getpid()))
+
+    async def _run(self, host: Host, token: str) -> None:
+        code, text = 0, ""
+        try:
+            await host.converse(self._path, token)
+        except Exception as error:  # as the end of a host process, which the agent reports
+            code, text = 1, f"{type(error).__name__}: {error}"
+        ended = pb_agent.FarHostEnded(
+            host=host.config.host, incarnation=host.config.incarnation, returncode=code, log_tail=text
+        )
+        self._report(ended=ended)
+
+    def end_host(self, number: int, incarnation: int) -> None:
+        """Ends a host, if this incarnation of it is there."""
+        if number in self._hosts and self._hosts[number][0].config.incarnation == incarnation:
+            _, task = self._hosts.pop(number)
+            task.cancel()
+            self._link.remove_host(number)
+
+    def hand_client(self, request: pb_agent.HandClient) -> None:
+        """Gives a host a twin of a client's memory, if this incarnation of the host is there."""
+        host, _ = self._hosts.get(request.host, (None, None))
+        if host is not None and host.config.incarnation == request.incarnation:
+            host.twin(request.client).set_result(self._link.twin_client(request.client, request.arena_bytes))
+
+    def step(self) -> None:
+        """Lets the hosts do what has come for them."""
+        for host, _ in self._hosts.values():
+            host.native.step()
+
+    def launches(self) -> int:
+        """How many computations its hosts have launched."""
+        return sum(host.native.launches for host, _ in self._hosts.values())
+
+    def end(self) -> None:
+        """Ends all hosts."""
+        for number, (host, _) in list(self._hosts.items()):
+            self.end_host(number, host.config.incarnation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What all machines have in common."""
+
+    address: str
+    directory: str
+    hosts: int
+    devices_per_host: int
+    programs: Programs
+
+
+class Machine:
+    """One modelled machine: what an agent's process does, see pathways/agent/main.py."""
+
+    def __init__(self, site: Site, name: str, context: Any) -> None:
+        self._site = site
+        self._name = name
+        self._dial = functools.partial(dial, site.address, context)
+        self._path = os.path.join(site.directory, f"{name}.sock")
+        self._island: Island | None = None
+        self.begun_again: list[str] = []  # why, each time
+
+    def launches(self) -> int:
+        """See `Island.launches`."""
+        return 0 if self._island is None else self._island.launches()
+
+    async def run(self) -> None:
+        """Joins, and joins again when its link has broken."""
+        while True:
+            try:
+                why = await self._serve()
+            except (OSError, errors.PathwaysError, grpc.RpcError) as error:
+                why = f"{type(error).__name__}: {error}"
+            self.begun_again.append(why)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _serve(self) -> str:
+        """Serves one controller until the link breaks; returns why it did."""
+        async with contextlib.AsyncExitStack() as stack:
+            sending, welcome = await self._dial(
+                "link-up",
+                hosts=self._site.hosts,
+                devices_per_host=self._site.devices_per_host,
+                platform="cpu",
+                jax=importlib.metadata.version("jax"),
+                jaxlib=importlib.metadata.version("jaxlib"),
+                ports=[_PORT] * self._site.hosts,
+                island=None,
+            )
+            sending_end = stack.enter_context(contextlib.closing(sending))
+            receiving, _ = await self._dial("link-down", session=welcome["session"])
+            broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+            def on_broken(why: str) -> None:
+                if not broken.done():
+                    broken.set_result(why)
+
+            reports: asyncio.Queue[pb_agent.AgentReport] = asyncio.Queue()
+            hub = _native.LinkHub()
+            native = hub.open_link(False)
+            stack.callback(native.close)
+            island = self._island = Island(
+                self._path,
+                ClusterOptions(**welcome["options"]),
+                native,
+                self._site.programs,
+                lambda **what: reports.put_nowait(pb_agent.AgentReport(**what)),
+            )
+            stack.callback(island.end)
+            link = _LinkEnd(native, sending_end, receiving, island.step, on_broken)
+            stack.callback(link.close)
+            tunnels = Tunnels(self._path, self._control)
+            stack.callback(tunnels.close)
+            session = asyncio.get_running_loop().create_task(self._converse(welcome["session"], island, reports))
+            stack.callback(session.cancel)
+
+            def on_session_over(task: asyncio.Task[None]) -> None:
+                if not task.cancelled():
+                    on_broken(f"the session is over: {task.exception() or 'the controller ended it'}")
+
+            session.add_done_callback(on_session_over)
+            return await broken
+
+    async def _control(self) -> Any:
+        return (await self._dial("control"))[0]
+
+    async def _converse(self, token: str, island: Island, reports: asyncio.Queue[pb_agent.AgentReport]) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=wire.FAR_OPTIONS) as channel:
+            session = rpc_agent.AgentsStub(channel).Session(_outgoing(reports), metadata=wire.bearer(token))
+            async for request in session:
+                what = request.WhichOneof("request")
+                if what == "start_host":
+                    island.start(request.start_host)
+                elif what == "end_host":
+                    island.end_host(request.end_host.host, request.end_host.incarnation)
+                elif what == "hand_client":
+                    island.hand_client(request.hand_client)
+                elif what == "read_log":
+                    piece = pb_agent.LogPiece(request=request.read_log.request, is_missing=True)
+                    reports.put_nowait(pb_agent.AgentReport(log_piece=piece))
+                elif what == "leave":
+                    return
+
+
+class _LinkEnd:
+    """A machine's end of its link. What arrives is delivered, the hosts do it, and what they say goes out at once."""
+
+    def __init__(
+        self,
+        link: _native.MachineLink,
+        sending: Any,
+        receiving: Any,
+        step: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self._link = link
+        self._step = step
+        self._on_broken = on_broken
+        self._out = Connection(sending, lambda data: None, on_broken)
+        self._in = Connection(receiving, self._arrived, on_broken)
+        self._timer = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._beat)
+        self._collect()
+        self._in.read_now()
+
+    def _arrived(self, data: memoryview) -> None:
+        try:
+            self._link.deliver(data)
+        except (RuntimeError, ValueError) as error:
+            self.close()
+            self._on_broken(f"it broke the protocol: {error}")
+            return
+        self._step()
+        self._collect()
+
+    def _beat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._beat)
+        self._step()
+        self._collect()
+
+    def _collect(self) -> None:
+        while not self._out.has_queued and (count := self._link.collect(_BUFFER)):
+            self._out.write(_BUFFER[:count])
+
+    def close(self) -> None:
+        """Closes both connections."""
+        self._timer.cancel()
+        self._out.close()
+        self._in.close()
+
+
+async def _outgoing(reports: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while True:
+        yield await reports.get()
+
+
+class Machines:
+    """All machines of this process, on the event loop of a thread. The methods are called by the main thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._directory = tempfile.TemporaryDirectory(prefix="pathways-machines-")
+        self._machines: list[Machine] = []
+        self._tasks: list[Any] = []
+        threading.Thread(target=self._loop.run_forever, name="machines", daemon=True).start()
+
+    def handle(self, what: str, *arguments: Any) -> Any:
+        """Answers a request of the parent process."""
+        return getattr(self, what)(*arguments)
+
+    def prepare(self, address: str, token: str, count: int, hosts: int, devices_per_host: int) -> None:
+        """Gets a certificate for each machine."""
+        site = Site(address, self._directory.name, hosts, devices_per_host, Programs())
+        for number in range(count):
+            name = f"modelled{number}"
+            self._machines.append(Machine(site, name, join(address, token, name).client_context()))
+
+    def dial(self) -> float:
+        """Lets all machines dial at once. Returns the time of that (`time.monotonic`)."""
+        begin = time.monotonic()
+        for machine in self._machines:
+            self._tasks.append(asyncio.run_coroutine_threadsafe(machine.run(), self._loop))
+        return begin
+
+    def stats(self) -> dict[str, Any]:
+        """What became of the machines: why some joined again, and how many computations their hosts launched."""
+        for task in self._tasks:
+            if task.done():
+                task.result()  # a fault of a modelled machine
+        return {
+            "begun_again": [why for machine in self._machines for why in machine.begun_again],
+            "launches": sum(machine.launches() for machine in self._machines),
+        }
+
+    def stop(self) -> None:
+        """Ends them: with this process."""
+        self._directory.cleanup()
+
+
+if __name__ == "__main__":
+    processes.serve(Machines().handle)

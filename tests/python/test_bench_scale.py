@@ -1,0 +1,92 @@
+"""`pathways bench scale --agents`: arguments, the judged goals, and a small run with modelled machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+
+from pathways.bench import cli, scale_agents
+from pathways.bench.scale_agents import Memory, Runs, Settings
+
+
+def bench(*arguments: str) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(cli.bench, ["scale", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--agents", "0"), "0 is not in the range x>=1"),
+        (("--agents", "many"), "not a valid integer"),
+        (("--agents", "2", "--max-shards", "64"), "--max-shards is for the simulation"),
+        (("--agents", "2", "--idle-seconds", "0"), "0.0 is not in the range x>0"),
+        (("--hosts-per-agent", "2"), "--hosts-per-agent: only with --agents"),
+        (("--runs", "5", "--idle-seconds", "1"), "--runs, --idle-seconds: only with --agents"),
+    ],
+)
+def test_arguments(arguments: tuple[str, ...], why: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert why in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("wrong", [{"agents": 0}, {"hosts_per_agent": 0}, {"runs": 0}, {"repeats": 0}, {"idle_s": 0.0}])
+def test_settings(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        scale_agents.run(Settings(**{"agents": 2, **wrong}))
+
+
+def test_memory_is_that_of_each_host_since_before() -> None:
+    mib = 1 << 20
+    before, after = Memory(100 * mib, 80 * mib, 10 * mib, 20), Memory(116 * mib, 84 * mib, 18 * mib, 70)
+    assert after.since(before, 8) == {"uss_mib": 2.0, "anonymous_mib": 0.5, "shared_mib": 1.0}
+
+
+def test_goals() -> None:
+    one = dataclasses.asdict(Runs("pipelined", 9, 2.5, 3.0, 4.0, 1.0, 80.0, 90.0))
+    memory = {"uss_mib": 1.0, "anonymous_mib": 0.9, "shared_mib": 3.0}
+    report = scale_agents.make(
+        Settings(256),
+        {
+            "join": {"seconds": 19.0, "cpu_s": 8.0, "machines_cpu_s": 4.0, "begun_again": 2, "why": ["a reason"]},
+            "idle": {"percent": 3.5, "seconds": 10.0},
+            "memory_per_host": memory,
+            "memory_per_host_after_runs": memory,
+            "memory_joined": {"threads": 40},
+            "memory_after_runs": {"threads": 41},
+            "compile": {"seconds": 4.0, "cpu_s": 2.0, "machines_cpu_s": 1.0},
+            "runs": [one, {**one, "how": "one by one", "us": 1.5}],
+        },
+    )
+    assert [goal["reached"] for goal in report.data["goals"]] == [True, False, True, False, True]
+    assert [goal["at_most"] for goal in report.data["goals"]] == [20.0, 3.0, 1.0, 2.0, 2.0]
+    assert "joined again: a reason" in report.as_markdown()
+
+
+def test_medians_are_of_each_number() -> None:
+    runs = [Runs("pipelined", 9, *(float(each),) * 6) for each in (3, 1, 2)]
+    assert scale_agents._median(runs) == Runs("pipelined", 9, *(2.0,) * 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agents", "hosts"), [(4, 1), (2, 2)])
+def test_a_small_cluster(tmp_path: Path, agents: int, hosts: int) -> None:
+    """All hosts of all machines do all runs: `_check` compares the launches."""
+    path = tmp_path / "found.json"
+    shape = ("--agents", str(agents), "--hosts-per-agent", str(hosts), "--devices-per-host", "2")
+    result = bench(*shape, "--runs", "10", "--repeats", "1", "--idle-seconds", "0.5", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    found = json.loads(path.read_text())
+    assert found["what"] == "scale-agents"
+    assert found["join"]["begun_again"] == 0
+    assert found["machines"]["launches"] == (1 + 10 + 2) * agents * hosts
+    assert [runs["how"] for runs in found["runs"]] == ["pipelined", "one by one"]
+    assert all(runs["us_with_idle"] > 0 and runs["bytes_out"] > 0 and runs["bytes_in"] > 0 for runs in found["runs"])
+    assert found["memory_joined"]["threads"] > 0
+    assert len(found["goals"]) == 5
