@@ -1,7 +1,10 @@
 // Segments, and the blocks that processes share in them (csrc/messages/shared_segments.h).
 #include <pybind11/stl.h>
 
+#include <memory>
+
 #include "bind/bind.h"
+#include "host/pulse.h"
 #include "messages/shared_segments.h"
 
 namespace py = pybind11;
@@ -57,6 +60,12 @@ void register_segments(py::module_& m) {
       "host"_a, "hosts"_a, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20,
       "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "far_ring_bytes"_a = 0,
       "All rings into and out of one host, and its arena.");
+  py::class_<Pulse>(m, "Pulse", "Counts up a word of a host's block until it is gone: see pulse.h.")
+      .def(py::init([](Segment& host) { return std::make_unique<Pulse>(HostBlock::attach(host)); }), "host_segment"_a,
+           py::keep_alive<1, 2>());
+  m.def(
+      "pulse_of", [](Segment& host) { return HostBlock::attach(host)->pulse.load(std::memory_order_relaxed); },
+      "host_segment"_a, "How often a host's pulse has beaten.");
   m.def(
       "client_segment",
       [](uint32_t futures, uint32_t ring_bytes, size_t arena_bytes, bool shared) {

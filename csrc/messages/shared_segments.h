@@ -92,6 +92,7 @@ struct HostBlock {
   /// Offsets in the block; 0: none.
   uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_far, from_far;
   DoorbellWord doorbell;
+  Atomic<uint64_t> pulse;  ///< the host counts it up (host/pulse.h); its agent looks whether it still does
 
   struct Sizes {
     uint32_t ring_bytes = 1u << 20;

@@ -23,6 +23,10 @@ from pathways.process.host_processes import HostProcess, HostProcesses
 from pathways.protocol import agent_pb2 as pb
 
 START_TIMEOUT_S = 60.0
+#: Seconds between two looks at the hosts' pulses, and the looks in a row that must see no beat of a host that is lost.
+#: Looks are counted, not seconds: a machine that was stopped as a whole, and goes on, has lost no host.
+LOOK_S = 0.5
+LOOKS = 8
 FAR_RING_BYTES = 1 << 20
 
 Report = Callable[[pb.AgentReport], None]
@@ -32,6 +36,7 @@ Report = Callable[[pb.AgentReport], None]
 class _Host:
     config: HostConfig
     process: HostProcess
+    is_silent: bool = False  # killed because nothing had been heard of it
 
 
 class IslandHosts:
@@ -120,6 +125,7 @@ class IslandHosts:
             controller_fd=self._controller.fd,
             segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(self._options.hosts)),
             stream=f"{self._listen}:{self._ports[config.rank]}",
+            is_linked=True,
             credentials=self._credentials,
         )
         self._link.add_host(config.host, config.incarnation, segments[config.host], self._controller)
@@ -136,11 +142,29 @@ class IslandHosts:
     def _host_ended(self, number: int) -> None:
         host = self._hosts[number]
         returncode = host.process.poll()
-        self._tell_end(host.config, 0 if returncode is None else returncode, host.process.log_tail())
+        text = host.process.log_tail()
+        if host.is_silent:
+            text = f"Nothing had been heard of it for {LOOKS * LOOK_S:g} s. {text}"
+        self._tell_end(host.config, 0 if returncode is None else returncode, text)
 
     def _tell_end(self, config: HostConfig, returncode: int, text: str) -> None:
         ended = pb.FarHostEnded(host=config.host, incarnation=config.incarnation, returncode=returncode, log_tail=text)
         self._report(pb.AgentReport(ended=ended))
+
+    async def watch_pulses(self) -> None:
+        """Kills hosts that are stopped or frozen, until it is cancelled."""
+        seen: dict[int, tuple[_Host, int, int]] = {}  # by number: the host, its last beat, and the looks since
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for number, host in list(self._hosts.items()):
+                beat = self._native.pulse_of(self._segments[number])
+                old, last, looks = seen.get(number, (None, 0, 0))
+                looks = looks + 1 if old is host and beat == last else 0
+                seen[number] = (host, beat, looks)
+                # While it starts, the controller waits for it.
+                if beat and looks == LOOKS:
+                    host.is_silent = True
+                    host.process.kill()
 
     def end_host(self, number: int, incarnation: int) -> None:
         """Kills a host, if this incarnation of it is there."""

@@ -148,6 +148,7 @@ class Agent:
             config.credentials,
         )
         threads.start()
+        watching = asyncio.ensure_future(hosts.watch_pulses())
         try:
             processes.start()
             self._ever_joined = True
@@ -158,6 +159,7 @@ class Agent:
                 f"the link is over: {broken.result() if broken.done() else 'told to end'}", file=sys.stderr, flush=True
             )
         finally:
+            watching.cancel()
             hosts.end()
             processes.end()
             tunnels.close()
@@ -187,7 +189,7 @@ class Agent:
             while (report := await reports.get()) is not None:
                 yield report
 
-        async with grpc.aio.insecure_channel(address, options=wire.FAR_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(address, options=wire.LINKED_OPTIONS) as channel:
             session = rpc.AgentsStub(channel).Session(outgoing(), metadata=wire.bearer(token))
             try:
                 async for request in session:

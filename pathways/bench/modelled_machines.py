@@ -100,7 +100,7 @@ class Host:
         """Says that the host is ready, and does what the controller asks for until it says to stop."""
         for stage, device_bytes in ((wire.Stage.HOST_JOINED, 0), (wire.Stage.HOST_READY, _DEVICE_BYTES)):
             self._report(stage=pb.HostStage(stage=stage, device_bytes=device_bytes))
-        async with grpc.aio.insecure_channel(f"unix:{path}", options=wire.FAR_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=wire.LINKED_OPTIONS) as channel:
             session = rpc.HostsStub(channel).Session(
                 _outgoing(self._reports), wait_for_ready=True, metadata=wire.bearer(token)
             )
@@ -317,7 +317,7 @@ class Machine:
         return (await self._dial("control"))[0]
 
     async def _converse(self, token: str, island: Island, reports: asyncio.Queue[pb_agent.AgentReport]) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=wire.FAR_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=wire.LINKED_OPTIONS) as channel:
             session = rpc_agent.AgentsStub(channel).Session(_outgoing(reports), metadata=wire.bearer(token))
             async for request in session:
                 what = request.WhichOneof("request")

@@ -13,12 +13,14 @@ Owned by the event loop's thread; the `serve_` methods are called by threads of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -196,6 +198,8 @@ class Agents:
         self.pool = LinkPool(native)
         self._door = LinkDoor(self._open, self._opened, self.pool.add)
         self._tunnels = Splicer()
+        self._lock = threading.Lock()
+        self._tunnels_of: dict[str, set[socket.socket]] = {}  # by name of the machine; guarded by _lock
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
         #: Called with the island of an agent whose link is open.
         self.on_joined: Callable[[int], None] = lambda island: None
@@ -231,8 +235,23 @@ class Agents:
         port.on("control", [Role.HOST], self._serve_control)
 
     def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
-        self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection))
+        def end() -> None:
+            with self._lock:
+                self._tunnels_of[identity.name].discard(connection)
+            self._let_go(connection)
+
+        with self._lock:
+            self._tunnels_of.setdefault(identity.name, set()).add(connection)
+        self._tunnels.add_to(self._control_path, connection, end)
         return True
+
+    def _end_tunnels(self, name: str) -> None:
+        """Of a machine that is lost, which may not be there to end them."""
+        with self._lock:
+            for connection in self._tunnels_of.get(name, ()):
+                with contextlib.suppress(OSError):
+                    # (`SSLSocket.shutdown` would take the TLS state away that the splicer uses.)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
@@ -303,6 +322,7 @@ class Agents:
         print(f"the agent {agent.name} of island {agent.island} is lost: {why}", file=sys.stderr, flush=True)
         del self._by_island[agent.island]
         asyncio.get_running_loop().run_in_executor(None, agent.link.close)
+        self._end_tunnels(agent.name)
         agent.lost(why)
 
     def stats(self) -> list[pb_control.MachineStats]:

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from pathways.agent.link_threads import HEARTBEAT_S, SILENCE_S
@@ -163,18 +163,16 @@ class LinkPool:
             print(f"a link broke: {why}", file=sys.stderr, flush=True)
             member.on_broken(why)
 
-    @contextlib.contextmanager
-    def _breaking(self, member: PooledLink) -> Iterator[None]:
-        """Whatever goes wrong inside breaks this link, and nothing else."""
-        try:
-            yield
-        except OSError as error:
-            self._broke(member, f"the connection broke: {error.strerror or error}")
-        except (RuntimeError, ValueError) as error:
-            self._broke(member, f"it broke the protocol: {error}")
-        except Exception as error:  # the machine on the other end must not wait for ever
-            traceback.print_exc()
-            self._broke(member, f"{type(error).__name__}: {error}")
+    def _failed(self, member: PooledLink, error: Exception) -> None:
+        """Whatever went wrong with one link breaks this link, and nothing else."""
+        if isinstance(error, OSError):
+            why = f"the connection broke: {error.strerror or error}"
+        elif isinstance(error, RuntimeError | ValueError):
+            why = f"it broke the protocol: {error}"
+        else:  # the machine on the other end must not wait for ever
+            traceback.print_exception(error)
+            why = f"{type(error).__name__}: {error}"
+        self._broke(member, why)
 
     # -- the sender --------------------------------------------------------------------------------------------------
 
@@ -200,10 +198,12 @@ class LinkPool:
             member = self._by_slot.get(slot)
             if member is None:
                 continue
-            with self._breaking(member):
+            try:
                 if error:
                     raise ValueError(error)
                 self._send(member, buffer[:count])
+            except Exception as fault:
+                self._failed(member, fault)
 
     def _send(self, member: PooledLink, data: memoryview) -> None:
         try:
@@ -222,14 +222,15 @@ class LinkPool:
         """The connection takes bytes again."""
         if self._by_slot.get(member.native.slot) is not member:
             return
-        with self._breaking(member):
-            try:
-                while member.unsent:
-                    member.unsent = member.unsent[member.sending.send(member.unsent) :]
-                    member.unsent_since = time.monotonic()
-            except _WOULD_WAIT:
-                self._await_room(member)
-                return
+        try:
+            while member.unsent:
+                member.unsent = member.unsent[member.sending.send(member.unsent) :]
+                member.unsent_since = time.monotonic()
+        except _WOULD_WAIT:
+            self._await_room(member)
+        except Exception as fault:
+            self._failed(member, fault)
+        else:
             self.native.resume(member.native.slot)
 
     # -- the receiver ------------------------------------------------------------------------------------------------
@@ -262,8 +263,10 @@ class LinkPool:
                 elif (member := self._by_descriptor.get(descriptor)) is None:
                     continue
                 elif descriptor == member.receiving.fileno():
-                    with self._breaking(member):
+                    try:
                         self._receive(member, buffer)
+                    except Exception as fault:
+                        self._failed(member, fault)
                 else:
                     self._sending_woke(member, events)
             now = time.monotonic()

@@ -83,7 +83,7 @@ def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[Con
     near = ControlServer(cluster.near_path, wire.CHANNEL_OPTIONS, [add_controller, add_hosts])
     if cluster.agents is not None:
         add_agents = functools.partial(agent_rpc.add_AgentsServicer_to_server, AgentsService(cluster.agents))
-        return [near, ControlServer(cluster.far_path, wire.FAR_OPTIONS, [add_agents, add_hosts])]
+        return [near, ControlServer(cluster.far_path, wire.LINKED_OPTIONS, [add_agents, add_hosts])]
     if cluster.config.options.machines > 1:
         return [near, ControlServer(cluster.far_path, wire.FAR_OPTIONS, [add_hosts])]
     return [near]

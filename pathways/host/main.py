@@ -163,13 +163,13 @@ class HostProcess:
         self._reports: queue.SimpleQueue[pb.HostReport | None] = queue.SimpleQueue()
         self._socket = socket.socket(fileno=config.socket_fd)
         self._native: Any = None
+        self._pulse: Any = None
         self._driver: Driver | None = None
         self._stopping = False
 
     def run(self) -> int:
         """Starts, and serves until the controller asks it to stop. Returns the exit status."""
-        far = self._config.machine != 0  # on another machine than the controller
-        channel = grpc.insecure_channel(self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS)
+        channel = grpc.insecure_channel(self._config.address, options=self._channel_options())
         token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # proves who this host is; nobody else has the socket
         requests = rpc.HostsStub(channel).Session(
             iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
@@ -196,10 +196,17 @@ class HostProcess:
             return 1
         return 0
 
+    def _channel_options(self) -> list[tuple[str, Any]]:
+        if self._config.machine == 0:  # that of the controller
+            return wire.CHANNEL_OPTIONS
+        return wire.LINKED_OPTIONS if self._config.is_linked else wire.FAR_OPTIONS
+
     def _start(self) -> Driver:
         self._native = importlib.import_module(self._config.native)
         segments = [self._native.Segment.attach(fd) if fd >= 0 else None for fd in self._config.segment_fds]
         controller = self._native.Segment.attach(self._config.controller_fd)
+        if self._config.is_linked:
+            self._pulse = self._native.Pulse(segments[self._config.host])
         module, _, name = self._config.driver.partition(":")
         start = getattr(importlib.import_module(module), name)
         driver: Driver = start(self._config, segments, controller, lambda: self._stage(Stage.HOST_JOINED))

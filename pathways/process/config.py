@@ -176,6 +176,7 @@ class HostConfig:
     #: The incarnation of each host on another machine, whose records come over the link: -1: it is not there now; None:
     #: it is on this machine. Empty: all are on this machine.
     far: tuple[int | None, ...] = ()
+    is_linked: bool = False  # its machine has an agent, and a link to the controller's
     credentials: str = ""  # the folder of the credentials for network transfers; empty: they are not encrypted
 
     @classmethod

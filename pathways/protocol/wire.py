@@ -51,6 +51,18 @@ FAR_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_recv_interval_without_data_ms", int(HEARTBEAT_S * 500)),
 ]
 
+#: Between machines that are joined by a link. Its silence says that a machine is gone, and a machine's agent looks at
+#: the pulse of each of its hosts. Were all these connections to ask all the time, they would be most of what an idle
+#: cluster of many machines does.
+LINKED_OPTIONS: list[tuple[str, Any]] = [
+    *CHANNEL_OPTIONS,
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Metadata of a call by the connection to which the controller gave `token`."""

@@ -2,7 +2,7 @@
 
 Map from label to test:
     ERR-2   test_a_killed_host, test_a_killed_agent, test_an_agent_that_leaves,
-            test_what_names_a_lost_array_is_told_at_once
+            test_what_names_a_lost_array_is_told_at_once, test_a_stopped_host
     LINK-1  test_a_stopped_agent
 """
 
@@ -210,6 +210,38 @@ def test_a_stopped_agent(machines: MachineCluster) -> None:
                     process.send_signal(signal.SIGCONT)
 
         check_lost_and_back(cluster, stop)
+
+
+def test_a_stopped_host(machines: MachineCluster) -> None:
+    """Nobody is told that a process is stopped. Its agent, which goes on, sees within 5 s that it has no pulse. A short
+    stop costs nothing, also one of the whole machine: the agent counts looks, not seconds."""
+    with machines.connect() as cluster:
+        agent = agent_process(machines, machines_of_island(cluster, machines)[1])
+        call = placed(cluster, 1)
+        before = call(X)
+
+        def stop(processes: list[psutil.Process], seconds: float) -> None:
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(seconds)
+            for process in reversed(processes):  # the agent last: it sees that its hosts have not moved for long
+                process.send_signal(signal.SIGCONT)
+
+        (host,) = hosts_of(agent)
+        stop([host], 2.0)
+        stop([agent, *agent.children(recursive=True)], 3.0)
+        np.testing.assert_array_equal(np.asarray(call(before)), (X * 2 + 1) * 2 + 1)
+        assert states(cluster) == ["up", "up"] and hosts_of(agent) == [host]
+
+        host.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(pw.errors.HostLostError, match=r"Nothing had been heard of it for 4 s"):
+            np.asarray(call(before))
+        assert 2.0 < time.monotonic() - began < 15.0
+        print(f"lost after {time.monotonic() - began:.1f} s")
+        eventually(lambda: states(cluster) == ["up", "up"], "the island is back", 60)
+        assert works(call)
+        assert not host.is_running()
 
 
 def test_the_controller_is_killed_and_nothing_is_left() -> None:
