@@ -195,8 +195,6 @@ class Introductions:
         new = {host: (each, start.incarnation) for start in starts for host, each in start.segments.items()}
         peers = self._cluster.peers(new)
         for start in starts:
-            if start.is_over:
-                continue
             try:
                 await self._launch_island(start, peers)
             except Exception as error:

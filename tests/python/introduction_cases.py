@@ -109,6 +109,7 @@ class Machine:
         self._world = world
 
     async def ready(self, timeout_s: float | None = None) -> None:
+        await self._world.can_launch.wait()
         await asyncio.sleep(0)
 
     def launch(self, config: HostConfig, token: str, segment: Any) -> Host:
@@ -167,6 +168,8 @@ class World:
         sizes = ClusterOptions(islands, hosts, 1, **{"start_timeout_s": 20.0, **SMALL, **options})
         config = ControllerConfig(sizes, "cpu", str(folder), os.getpid(), -1, -1, "somewhere" if far else "")
         self.launched: list[Host] = []
+        self.can_launch = asyncio.Event()  # not set: what starts hosts is not ready
+        self.can_launch.set()
         self.ways = [Ways() for _ in range(sizes.hosts)]
         self.cluster = cluster = ClusterManager(config, control_doubles)
         cluster.segment = control_doubles.controller_segment()

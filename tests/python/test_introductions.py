@@ -262,21 +262,44 @@ def test_a_host_that_does_not_answer_is_asked_for_one_island_at_a_time(tmp_path:
     asyncio.run(run())
 
 
-def test_the_cluster_ends_during_an_exchange(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("where", ["while others are told", "before hosts are launched"])
+def test_the_cluster_ends_during_an_exchange(tmp_path: pathlib.Path, where: str) -> None:
     async def run() -> None:
         made = World(tmp_path, 3, far=False)
         await made.cluster.start_hosts()
         await made.until(lambda: len(made.up()) == 3, "the cluster is up")
-        made.ways[2].answers.clear()
+        if where == "while others are told":
+            made.ways[2].answers.clear()
+        else:
+            made.can_launch.clear()
         made.process(0).die()
         await made.until(lambda: made.process(2).asked, "an exchange is under way")
         made.process(1).die()
-        await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
         await made.close()
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(made.launched) == 3
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    asyncio.run(run())
+
+
+def test_an_island_that_leaves_the_exchange_is_not_started(tmp_path: pathlib.Path) -> None:
+    """Its machine is replaced while what starts hosts is not ready. It is started once, by the next exchange."""
+
+    async def run() -> None:
+        async with world(tmp_path, 2, far=True) as made:
+            made.can_launch.clear()
+            made.agents.join(0, 1)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            made.agents.lose(1)
+            made.agents.join(1)
+            made.can_launch.set()
+            await made.until(lambda: made.up() == [0, 1], "both are up")
+            assert sorted(host.config.host for host in made.launched) == [0, 1]
 
     asyncio.run(run())
 
