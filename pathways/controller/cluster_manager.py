@@ -33,7 +33,7 @@ from pathways import errors
 from pathways.controller.agents import Agents
 from pathways.controller.host_starter import HostStarter, HostStarterHere, NoProcess
 from pathways.controller.native_numbers import NativeNumbers
-from pathways.controller.records import HostRecord, ProgramRecord
+from pathways.controller.records import HostRecord, Peers, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import BoundProgram, concerned
 from pathways.plan.memory_profile import UNLIMITED
@@ -72,15 +72,6 @@ def first_lost(ended: HostRecord, hosts: Sequence[HostRecord]) -> HostRecord:
     time.sleep(FOLLOW_S)
     lost = [host for host in hosts if host.process.poll() is not None]
     return min(lost, key=lambda host: host.process.returncode == -signal.SIGABRT)
-
-
-@dataclasses.dataclass(frozen=True)
-class Peers:
-    """What new hosts are told of all hosts, by number."""
-
-    segments: Sequence[Any]  # None: the host is lost now
-    incarnations: Sequence[int]  # -1: the host is lost now
-    streams: Sequence[str]  # where they receive network transfers; empty: lost now, or there is one machine only
 
 
 class ClusterManager:

@@ -35,9 +35,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import errors
-from pathways.controller.cluster_manager import ClusterManager, Peers
+from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests
-from pathways.controller.records import HostRecord, Island
+from pathways.controller.records import HostRecord, Island, Peers
 from pathways.protocol import control_pb2 as pb
 
 
@@ -145,11 +145,13 @@ class Introductions:
         number = self._requests.new_number()
         segments = {host: each for start in starts for host, each in start.segments.items()}
         handed = segments if self._cluster.agents is None else {}
+        machine_of = self._cluster.topology.machine_of
+        shared = {machine_of(host) for host in segments}  # machines of new hosts, where others may be too
         made: dict[tuple[int, tuple[int, ...]], pb.ReplacePeers] = {}  # hosts that are told the same share it
         found = []
         for other in others:
             losses = tuple(start.island.loss if 0 <= other.opened_at < start.island.loss else 0 for start in starts)
-            machine = other.config.machine
+            machine = other.config.machine if other.config.machine in shared else -1
             if (machine, losses) not in made:
                 successors = self._successors(machine, starts, losses)
                 made[machine, losses] = pb.ReplacePeers(request=number, successors=successors)
@@ -157,7 +159,7 @@ class Introductions:
         return found
 
     def _successors(self, machine: int, starts: Sequence[Start], losses: Sequence[int]) -> list[pb.Successor]:
-        """The hosts of new islands, for the hosts of a machine."""
+        """The hosts of new islands, for the hosts of a machine; -1: of any machine that has none of them."""
         cluster = self._cluster
         machine_of = cluster.topology.machine_of
         return [

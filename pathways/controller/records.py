@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from pathways.controller.host_starter import StartedHost
@@ -65,6 +66,15 @@ class HostRecord:
         if self.error:
             return f"{self.name} {end}: {self.error}"
         return f"{self.name} {end}. {self.process.log_tail()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+    """What new hosts are told of all hosts, by number."""
+
+    segments: Sequence[Any]  # None: the host is lost now
+    incarnations: Sequence[int]  # -1: the host is lost now
+    streams: Sequence[str]  # where they receive network transfers; empty: lost now, or there is one machine only
 
 
 @dataclasses.dataclass(eq=False)

@@ -146,8 +146,9 @@ class HostConfig:
     """The configuration of a host process, which gets the descriptors under other numbers: see `with_fds`.
 
     `coordinator` is empty on an island of one host.
-    `segment_fds` has -1 for a host that is lost now. For the successor of a lost host, `predecessor_failure` is the
-    failure reason of the loss, and `predecessor_client` is the number of the youngest client at the loss.
+    `segment_fds` has -1 for a host that is lost now; an agent that starts the host sets them. For the successor of a
+    lost host, `predecessor_failure` is the failure reason of the loss, and `predecessor_client` is the number of the
+    youngest client at the loss.
     """
 
     host: int
