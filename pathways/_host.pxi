@@ -51,7 +51,7 @@ cdef class Host:
         cdef vector[int32_t] far_peers  # see HostConfig.far
         cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
         cdef ControllerBlock* controller
-        for segment in host_segments:  # None: that host is lost now; see replace_peer
+        for segment in host_segments:  # None: that host is lost now; see replace_peers
             blocks.push_back(HostView() if segment is None else _host_view(segment))
             arenas.push_back(blocks.back().arena())
         self.keep = (*host_segments, controller_segment)
@@ -155,26 +155,33 @@ cdef class Host:
         """
         self.core.get().executor().set_predecessor_failure(text.encode(), youngest_client)
 
-    def replace_peer(self, uint32_t peer, segment, uint64_t loss):
-        """A lost peer's successor has `segment`. Returns when this host no longer uses the predecessor's memory."""
-        cdef HostView block = _host_view(segment)
-        cdef uint64_t before = self.core.get().peers_replaced()
-        self.core.get().replace_peer(peer, block, loss)
-        self._wait_replaced(before)
-        self.backend.get().replace_arena(peer, block.arena())  # Python's lock is held, so no step is under way
-        # Views of the old memory keep the old tuple alive.
-        self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
-
-    def replace_far_peer(self, uint32_t peer, int32_t incarnation, uint64_t loss):
-        """The same for a successor on another machine, with this incarnation."""
-        cdef uint64_t before = self.core.get().peers_replaced()
-        self.core.get().replace_far_peer(peer, incarnation, loss)
-        self._wait_replaced(before)
-
-    cdef _wait_replaced(self, uint64_t before):
+    def replace_peers(self, list successors not None):
+        """Lost peers have successors: of each the peer's number, its segment, and the number of the loss. The segment
+        is an incarnation (int) when the successor is on another machine. Returns when this host no longer uses the
+        predecessors' memory: by peer, the exception of a successor that it refuses, and keeps as lost.
+        """
         from time import sleep
-        while self.core.get().peers_replaced() == before and not self.stopping:
+        cdef dict refused = {}
+        cdef uint64_t wanted = self.core.get().peers_replaced()
+        for peer, there, loss in successors:
+            try:
+                if isinstance(there, int):
+                    self.core.get().replace_far_peer(peer, there, loss)
+                else:
+                    self.core.get().replace_peer(peer, _host_view(there), loss)
+                wanted += 1
+            except Exception as error:
+                refused[peer] = error
+        while self.core.get().peers_replaced() < wanted and not self.stopping:
             sleep(0.001)
+        keep = list(self.keep)
+        for peer, there, _ in successors:
+            if peer not in refused and not isinstance(there, int):
+                # Python's lock is held, so no step is under way.
+                self.backend.get().replace_arena(peer, _host_view(there).arena())
+                keep[peer] = there
+        self.keep = tuple(keep)  # views of the old memory keep the old tuple alive
+        return refused
 
     def set_far(self, uint32_t peer):
         """That host is on another machine; `driver.transfers.send_remote` sends to it. Call it before the loop."""

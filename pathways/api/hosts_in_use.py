@@ -32,8 +32,7 @@ class HostsInUse(Session):
             )
         deadline = Deadline(timeout)
         while True:
-            hosts = self._control.cluster_stats()["hosts"]
-            there = sum(host.get("state", "up") == "up" for host in hosts) * topology.devices_per_host
+            there = self._control.hosts_there() * topology.devices_per_host
             if there >= devices:
                 return
             if deadline.passed:

@@ -118,13 +118,14 @@ class Host:
         self.native.attach_client(request.client, twin, request.futures)
         self._report(client_attached=pb.Answer(number=request.client))
 
-    async def _do_replace_peer(self, request: pb.ReplacePeer) -> None:
+    async def _do_replace_peers(self, request: pb.ReplacePeers) -> None:
         before = self.native.peers_replaced
-        self.native.replace_far_peer(request.host, request.far_incarnation, request.loss)
+        for each in request.successors:
+            self.native.replace_far_peer(each.host, each.far_incarnation, each.loss)
         self.native.step()
-        while self.native.peers_replaced == before:
+        while self.native.peers_replaced < before + len(request.successors):
             await asyncio.sleep(0.001)  # until the order tells of the loss
-        self._report(peer_replaced=pb.Answer(number=request.host))
+        self._report(peers_replaced=pb.PeersReplaced(request=request.request))
 
     async def _do_store_program(self, request: pb.StoreProgram) -> None:
         number, host = request.program_id, self.config.host

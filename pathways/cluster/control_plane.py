@@ -97,6 +97,9 @@ class ControlPlane(Protocol):
     def cluster_stats(self) -> dict[str, Any]:
         """Statistics of the cluster."""
 
+    def hosts_there(self) -> int:
+        """How many hosts are up. It asks no host."""
+
     def open_trace(self) -> Recording:
         """Records what the whole cluster does from now on. Raises `TraceFileError` when somebody does so already."""
 

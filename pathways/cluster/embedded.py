@@ -265,6 +265,10 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         return {"controller": self.controller.stats(), "hosts": [{"host": 0, **self.driver.stats()}]}
 
+    def hosts_there(self) -> int:
+        """See `ControlPlane`."""
+        return 1
+
     def open_trace(self) -> EmbeddedRecording:
         """See `ControlPlane`."""
         about = {

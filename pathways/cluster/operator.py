@@ -32,9 +32,10 @@ def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
     """
     if is_far(address):
         with _way_to(address) as way:
-            return wire.load_stats(_answer(address, way, "Stats", Empty(), timeout_s))
+            return wire.load_stats(_answer(address, way, "Stats", pb.StatsRequest(), timeout_s))
     # Without a connection: this must work even when the controller's loop is too busy to open one.
-    return wire.load_stats(_answer(address, _Access(Address.parse(address).control, ""), "Stats", Empty(), timeout_s))
+    near = _Access(Address.parse(address).control, "")
+    return wire.load_stats(_answer(address, near, "Stats", pb.StatsRequest(), timeout_s))
 
 
 def suspend(address: str, client: int, *, to_disk: bool = False) -> int:

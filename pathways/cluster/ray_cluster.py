@@ -188,7 +188,7 @@ class RayClusterHandle:
                     raise errors.from_text(why, errors.ConnectError)
                 self._start_later(island, why)
             self._start_due()
-            there = sum(host.get("state", "up") == "up" for host in self.control.cluster_stats()["hosts"])
+            there = self.control.hosts_there()
             if there == topology.hosts:
                 break
             if (failure := self.control.failure()) is not None:

@@ -312,7 +312,12 @@ class RemoteControl:
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
-        return wire.load_stats(self._call(self._stub.Stats, Empty()))
+        return wire.load_stats(self._call(self._stub.Stats, pb.StatsRequest()))
+
+    def hosts_there(self) -> int:
+        """See `ControlPlane`."""
+        reply = self._call(self._stub.Stats, pb.StatsRequest(brief=True))
+        return sum(host.state == "up" for host in reply.hosts)
 
     def open_trace(self) -> RemoteRecording:
         """See `ControlPlane`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pathways import errors
@@ -42,13 +42,13 @@ class ClientManager:
         self.clients: dict[int, ClientRecord] = {}
         self.youngest_client = 0  # the number of the client that joined last
         self.connections = Connections(cluster, self._connection_lost)
-        self._requests = HostRequests(cluster)
-        self.programs = ProgramManager(cluster, self.clients, self._requests)
+        self.requests = HostRequests(cluster)
+        self.programs = ProgramManager(cluster, self.clients, self.requests)
         self.callbacks = CallbackRouter(cluster, self.clients)
         self.suspension = Suspension(cluster, self.clients)
         self.tracing = Tracing(cluster, self.clients)
         self.slice_moves = SliceMoves(cluster)
-        self.draining = Draining(cluster, self.clients, self._requests, self.slice_moves)
+        self.draining = Draining(cluster, self.clients, self.requests, self.slice_moves)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class ClientManager:
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile
-        if error := await self._requests.hand_over(
+        if error := await self.requests.hand_over(
             host, "client_attached", number, request, message, segment, ATTACH_TIMEOUT_S
         ):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
@@ -251,40 +251,8 @@ class ClientManager:
             self.suspension.host_lost(host.number)
             self.tracing.host_lost(host.number)
             self.callbacks.host_lost(host.number)
-            self._requests.host_lost(host)
+            self.requests.host_lost(host)
             self.programs.host_lost(host.number)
-
-    async def replace_peers(
-        self,
-        host: HostRecord,
-        segments: Mapping[int, Any],
-        streams: Mapping[int, str],
-        loss: int,
-        far_incarnation: int | None,
-    ) -> None:
-        """Gives a host the successors of lost hosts. Returns when the host uses nothing of the predecessors any more,
-        or is lost too.
-
-        Args:
-            host: the host that gets them.
-            segments: the segments of the successors. A successor that is reached over a link is given without.
-            streams: where a successor on another machine receives network transfers.
-            loss: see `ReplacePeer`.
-            far_incarnation: of successors that are reached over a link; None: they are not.
-
-        Raises:
-            HostLostError: the host does not answer, or refuses.
-        """
-        limit = self.cluster.config.options.start_timeout_s  # the host itself may still be starting
-        for peer, segment in segments.items():
-            replace = pb.ReplacePeer(
-                host=peer, loss=loss, stream=streams.get(peer, ""), far_incarnation=far_incarnation
-            )
-            request = pb.HostRequest(replace_peer=replace)
-            message: fd_passing.Message = {"kind": "peer", "peer": peer}
-            handed = segment if far_incarnation is None else None
-            if error := await self._requests.hand_over(host, "peer_replaced", peer, request, message, handed, limit):
-                raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")
 
     async def serve(self, hosts: Sequence[HostRecord]) -> None:
         """Gives new hosts every client, and every living program that they take part in."""
@@ -315,14 +283,16 @@ class ClientManager:
         match what:
             case "stage":
                 self.cluster.host_stage(host, body)
-            case "client_attached" | "peer_replaced":
-                self._requests.answered(host, what, body.number, body.error.message)
+            case "client_attached":
+                self.requests.answered(host, what, body.number, body.error.message)
+            case "peers_replaced":
+                self.requests.answered(host, what, body.request, body)
             case "program_stored":
                 self.programs.stored(host, body)
             case "program_compiled":
                 self.programs.compiled(host, body)
             case "stats":
-                self._requests.answered(host, what, body.request, body.driver_json)
+                self.requests.answered(host, what, body.request, body.driver_json)
             case "callback":
                 self.callbacks.ask_client(host, body)
             case "client_offloaded":
@@ -336,7 +306,7 @@ class ClientManager:
 
     async def host_stats(self) -> Sequence[str]:
         """The driver statistics of every host as JSON; `{}` for a host that does not answer in time."""
-        return await asyncio.gather(*(self._requests.stats(host) for host in self.cluster.hosts))
+        return await asyncio.gather(*(self.requests.stats(host) for host in self.cluster.hosts))
 
     def client_stats(self) -> list[pb.ClientStats]:
         """Every client, with its memory, its limits, and what it does now."""

@@ -24,7 +24,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.empty_pb2 import Empty
@@ -33,7 +33,7 @@ from pathways import errors
 from pathways.controller.agents import Agents
 from pathways.controller.host_starter import HostStarter, HostStarterHere, NoProcess
 from pathways.controller.native_numbers import NativeNumbers
-from pathways.controller.records import HostRecord, ProgramRecord
+from pathways.controller.records import HostRecord, Peers, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import BoundProgram, concerned
 from pathways.plan.memory_profile import UNLIMITED
@@ -91,6 +91,8 @@ class ClusterManager:
         )
         self.resources = ResourceManager(self.topology)
         self.hosts: list[HostRecord] = []
+        self._by_token: dict[str, HostRecord] = {}  # those that are not lost
+        self._has_machines = max(self.topology.machines) > 0
         self.startup: list[pb.StartupEvent] = []
         self.ready = False
         self.failure: errors.PathwaysError | None = None
@@ -182,8 +184,9 @@ class ClusterManager:
                 self._open_places()
                 return
             await self.unless_ended(asyncio.ensure_future(self.processes.ready()))
+            peers = self._peers_of(self._segments, [0] * self.topology.hosts)
             for host in range(self.topology.hosts):
-                self.hosts.append(self.start_host(host, self._segments))
+                self.hosts.append(self.start_host(host, peers))
             self._are_hosts_started.set()
         except (errors.PathwaysError, OSError) as error:  # if the cluster has ended, that was the reason
             self.fail(errors.ConnectError(f"the cluster did not start: {error}"))
@@ -245,26 +248,24 @@ class ClusterManager:
             return self.agents.stream_of(host)
         return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
 
-    def _streams_for(self, host: int, segments: Sequence[Any], incarnation: int) -> Iterator[str | None]:
-        """The address where each host receives network transfers from `host`; see `HostConfig.streams`.
+    def peers(self, coming: Mapping[int, tuple[Any, int]]) -> Peers:
+        """All hosts, as new hosts are told of them. `coming`: the segment and the incarnation of each new one."""
+        found = [(None, -1) if host.is_lost else (host.segment, host.incarnation) for host in self.hosts]
+        for number, new in coming.items():
+            found[number] = new
+        return self._peers_of([segment for segment, _ in found], [incarnation for _, incarnation in found])
 
-        All hosts of an island start together, so they have the same incarnation.
-        """
-        topology = self.topology
-        for peer, segment in enumerate(segments):
-            if topology.machine_of(peer) == topology.machine_of(host):
-                yield None
-            elif segment is None:
-                yield ""
-            elif topology.island_of(peer) == topology.island_of(host):
-                yield self.stream_of(peer, incarnation)
-            else:
-                yield self.stream_of(peer, self.hosts[peer].incarnation if peer < len(self.hosts) else 0)
+    def _peers_of(self, segments: Sequence[Any], incarnations: Sequence[int]) -> Peers:
+        streams = [
+            self.stream_of(number, incarnation) if self._has_machines and segments[number] is not None else ""
+            for number, incarnation in enumerate(incarnations)
+        ]
+        return Peers(segments, incarnations, streams)
 
     def start_host(
         self,
         number: int,
-        segments: Sequence[Any],
+        peers: Peers,
         incarnation: int = 0,
         predecessor_failure: str = "",
         predecessor_client: int = 0,
@@ -273,7 +274,7 @@ class ClusterManager:
 
         Args:
             number: the host's number.
-            segments: the segment of each host, None for a host that is lost.
+            peers: all hosts.
             incarnation: see `HostConfig`, also for the arguments that follow.
             predecessor_failure: see `HostConfig`.
             predecessor_client: see `HostConfig`.
@@ -281,17 +282,25 @@ class ClusterManager:
         island = self.topology.island_of(number)
         members = self.topology.islands[island]
         options = self.config.options
+        machine = self.topology.machine_of(number)
+        is_elsewhere = [there != machine for there in self.topology.machines]  # empty: all are on this machine
+        # Segments of other machines are of no use there: the agent makes its own.
+        segment_fds = () if self.agents is not None else [-1 if each is None else each.fd for each in peers.segments]
+        streams = [peers.streams[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]
+        far: list[int | None] = []
+        if self.agents is not None and any(is_elsewhere):
+            far = [peers.incarnations[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]
         config = HostConfig(
             host=number,
             rank=members.index(number),
             island_hosts=members,
             devices_per_host=self.topology.devices_per_host,
             platform=self.config.platform,
-            address=self.far_address if self.topology.machine_of(number) else self.address,
+            address=self.far_address if machine else self.address,
             coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
             parent=os.getpid(),
             controller_fd=self.segment.fd,
-            segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
+            segment_fds=tuple(segment_fds),
             start_timeout_s=options.start_timeout_s,
             native=options.native,
             driver=options.driver,
@@ -300,20 +309,24 @@ class ClusterManager:
             incarnation=incarnation,
             predecessor_failure=predecessor_failure,
             predecessor_client=predecessor_client,
-            machine=self.topology.machine_of(number),
-            stream=self.stream_of(number, incarnation) if max(self.topology.machines) else "",
-            streams=tuple(self._streams_for(number, segments, incarnation)),
+            machine=machine,
+            stream=peers.streams[number],
+            streams=tuple(streams),
             islands=self.topology.island_of_hosts,
-            far=self._far_for(number),
+            far=tuple(far),
         )
         token = secrets.token_hex(16)
         starter = self.starter(island)
         assert starter is not None
-        process = starter.launch(config, token, segments[number])
-        host = HostRecord(config, segments[number], process, token)
+        process = starter.launch(config, token, peers.segments[number])
+        host = self._by_token[token] = HostRecord(config, peers.segments[number], process, token)
         process.watch(self._loop, lambda: self._host_ended(host))
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
         return host
+
+    def host_with(self, token: str) -> HostRecord | None:
+        """The host that has this secret, and is not lost."""
+        return self._by_token.get(token)
 
     def starter(self, island: int) -> HostStarter | None:
         """What starts the hosts of an island; None while the island's place is free."""
@@ -334,19 +347,10 @@ class ClusterManager:
             raise errors.ConnectError("no machine can join this cluster: its hosts are all on the controller's machine")
         return self.agents
 
-    def _far_for(self, host: int) -> tuple[int | None, ...]:
-        """See `HostConfig.far`."""
-        machine_of = self.topology.machine_of
-        if self.agents is None or all(machine_of(peer) == machine_of(host) for peer in range(self.topology.hosts)):
-            return ()
-        return tuple(
-            None if machine_of(peer.number) == machine_of(host) else -1 if peer.is_lost else peer.incarnation
-            for peer in self.hosts
-        )
-
     def end_host(self, host: HostRecord) -> None:
         """Kills a host if it still runs, waits for its end, and closes what the controller holds of it."""
         host.is_lost, host.is_served = True, False
+        self._by_token.pop(host.token, None)
         host.process.end()
         host.requests.put_nowait(None)
 
@@ -369,8 +373,9 @@ class ClusterManager:
             first = host.config.first_device
             devices = list(range(first, first + host.config.devices_per_host))
             self.controller.set_budget(devices, report.device_bytes)
-            known = self.topology.device_bytes or report.device_bytes
-            self.topology = dataclasses.replace(self.topology, device_bytes=min(known, report.device_bytes))
+            known = self.topology.device_bytes
+            if not known or report.device_bytes < known:
+                self.topology = dataclasses.replace(self.topology, device_bytes=report.device_bytes)
         host.stage = max(host.stage, report.stage)
         if host.stage >= Stage.HOST_READY:
             host.ready.set()

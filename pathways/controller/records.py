@@ -1,4 +1,4 @@
-"""The controller's records of hosts, connections, clients and programs. Data only; the managers act on it.
+"""The controller's records of hosts, islands, connections, clients and programs. Data only; the managers act on it.
 
 Only the controller's event loop thread uses them.
 """
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from pathways.controller.host_starter import StartedHost
@@ -65,6 +66,30 @@ class HostRecord:
         if self.error:
             return f"{self.name} {end}: {self.error}"
         return f"{self.name} {end}. {self.process.log_tail()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+    """What new hosts are told of all hosts, by number."""
+
+    segments: Sequence[Any]  # None: the host is lost now
+    incarnations: Sequence[int]  # -1: the host is lost now
+    streams: Sequence[str]  # where they receive network transfers; empty: lost now, or there is one machine only
+
+
+@dataclasses.dataclass(eq=False)
+class Island:
+    """One island's history. `recovery.py` has its states."""
+
+    number: int
+    hosts: tuple[int, ...]
+    is_up: bool = True
+    incarnation: int = 0
+    failed_starts: int = 0  # in a row
+    loss: int = 0  # the number of the island's last loss, counted over the cluster
+    predecessor_failure: str = ""  # the failure reason of that loss
+    predecessor_client: int = 0  # the youngest client at that loss
+    task: asyncio.Task[None] | None = None  # that starts it
 
 
 @dataclasses.dataclass(eq=False)

@@ -7,9 +7,10 @@ island are lost with it. The controller then starts the island again. States of 
                       controller removes the island from the order and fails what depended on it. The surviving hosts
                       are notified of the loss in the order.
     lost -> starting  Every other host maps the new segments, because the old rings may hold half-written records. Then
-                      the controller starts new processes, with a coordination service of their own.
-    starting -> up    The new hosts are ready, and know every client and every living program. Then the controller
-                      opens the order to them.
+                      the controller starts new processes, with a coordination service of their own. Hosts on other
+                      machines share no rings, and start at once (`introductions.py`).
+    starting -> up    The new hosts are ready, and know every client and every living program. Every other host knows
+                      them. Then the controller opens the order to them.
     starting -> lost  A host ended, or was not ready in time. The controller tries again. After `MOST_FAILED_STARTS`
                       failures in a row the cluster fails.
 
@@ -20,32 +21,16 @@ and programs stay as they are. Everything here runs on the controller's event lo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import traceback
-from typing import Any
 
 from pathways import errors
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager, first_lost
-from pathways.controller.records import HostRecord
+from pathways.controller.introductions import Introductions
+from pathways.controller.records import HostRecord, Island
 
 MOST_FAILED_STARTS = 3
-
-
-@dataclasses.dataclass
-class Island:
-    """One island's history."""
-
-    number: int
-    hosts: tuple[int, ...]
-    is_up: bool = True
-    incarnation: int = 0
-    failed_starts: int = 0  # in a row
-    loss: int = 0  # the number of the island's last loss, counted over the cluster
-    predecessor_failure: str = ""  # the failure reason of that loss
-    predecessor_client: int = 0  # the youngest client at that loss
-    task: asyncio.Task[None] | None = None
 
 
 class Islands:
@@ -56,9 +41,7 @@ class Islands:
         self.client_manager = client_manager
         self.islands = [Island(number, hosts) for number, hosts in enumerate(cluster.topology.islands)]
         self._losses = 0
-        # Only one island at a time exchanges its segments with the other hosts. Two could wait for each other's old
-        # segments.
-        self._exchanging = asyncio.Lock()
+        self._introductions = Introductions(cluster, client_manager.requests)
         cluster.on_host_ended = self._host_ended
         cluster.on_places_open = self._open_places
         if cluster.agents is not None:
@@ -66,6 +49,7 @@ class Islands:
         cluster.on_end.append(self._stop)
 
     def _stop(self, failure: errors.PathwaysError) -> None:
+        self._introductions.stop()
         for island in self.islands:
             if island.task is not None:
                 island.task.cancel()
@@ -82,6 +66,8 @@ class Islands:
         """An agent has brought the hosts of an island."""
         island = self.islands[number]
         if not self.cluster.done.done():
+            if island.task is not None:  # a start by the place's last agent, which is lost
+                island.task.cancel()
             island.failed_starts = 0
             island.task = asyncio.get_running_loop().create_task(self._start(island))
 
@@ -136,10 +122,9 @@ class Islands:
     # -- lost -> starting -> up --------------------------------------------------------------------------------------
 
     async def _start(self, island: Island) -> None:
-        hosts: list[HostRecord] = []
+        start = self._introductions.begin(island)
         try:
-            async with self._exchanging:
-                hosts = await self._start_hosts(island)
+            hosts = await start.launched
             limit = self.cluster.config.options.start_timeout_s
             try:
                 async with asyncio.timeout(limit):
@@ -149,6 +134,7 @@ class Islands:
                 late = next(host for host in hosts if not host.ready.is_set())
                 self._lose(island, f"{late.name} was not ready after {limit:g} s. {late.exit_report()}")
                 return
+            await start.introduced
             await self.client_manager.serve(hosts)
             for host in hosts:
                 self.cluster.controller.restore_host(host.number, host.segment)
@@ -163,39 +149,5 @@ class Islands:
             if not isinstance(error, errors.PathwaysError):  # whose text says all
                 traceback.print_exc()
             self._lose(island, f"island {island.number} could not be started: {type(error).__name__}: {error}")
-
-    async def _start_hosts(self, island: Island) -> list[HostRecord]:
-        cluster = self.cluster
-        segments: dict[int, Any] = {number: cluster.new_segment(number) for number in island.hosts}
-        others = [host for host in cluster.hosts if not host.is_lost]
-        await asyncio.gather(*(self._introduce(other, island, segments) for other in others))
-        everyone = [segments.get(host.number, None if host.is_lost else host.segment) for host in cluster.hosts]
-        island.incarnation += 1
-        cluster.start_coordinator(island.number, island.incarnation)
-        starter = cluster.starter(island.number)
-        if starter is None:
-            raise errors.HostLostError("its machine is lost")
-        await starter.ready(cluster.config.options.start_timeout_s)
-        started: list[HostRecord] = []
-        for number in island.hosts:
-            cluster.hosts[number] = cluster.start_host(
-                number, everyone, island.incarnation, island.predecessor_failure, island.predecessor_client
-            )
-            started.append(cluster.hosts[number])
-        return started
-
-    async def _introduce(self, other: HostRecord, island: Island, segments: dict[int, Any]) -> None:
-        """Gives `other` the new segments. Returns when `other` uses none of the old segments, or is lost itself.
-
-        A host that was in the order at the loss replaces the segments only after it is notified of the loss; it gets
-        the number of the loss. Any other host gets 0, and replaces them at once.
-        """
-        has_been_told = 0 <= other.opened_at < island.loss
-        streams = {
-            number: self.cluster.stream_of(number, island.incarnation + 1)
-            for number in segments
-            if self.cluster.topology.machine_of(number) != other.config.machine
-        }
-        incarnation = None if self.cluster.agents is None else island.incarnation + 1
-        loss = island.loss if has_been_told else 0
-        await self.client_manager.replace_peers(other, segments, streams, loss, incarnation)
+        finally:
+            start.end()

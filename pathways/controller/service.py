@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -247,7 +247,7 @@ class ControllerService(rpc.ControllerServicer):
             yield question
 
     @_refusing
-    async def Stats(self, request: Empty, context: Any) -> pb.StatsReply:  # noqa: D102
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102
         await self._cluster.hosts_started()
         topology = self._cluster.topology
         reply = pb.StatsReply(
@@ -256,14 +256,18 @@ class ControllerService(rpc.ControllerServicer):
             controller_pid=os.getpid(),
             controller_resident_bytes=resident_bytes(os.getpid()),
             uptime_s=time.monotonic() - self._cluster.started_at,
-            clients=self._client_manager.client_stats(),
-            device_load=self._cluster.resources.device_load(),
-            native_json=json.dumps(self._cluster.controller.stats(), default=str),
         )
-        if (agents := self._cluster.agents) is not None:
-            reply.port = agents.port
-            reply.machines.extend(agents.stats())
-        for host, driver in zip(self._cluster.hosts, await self._client_manager.host_stats(), strict=True):
+        drivers: Sequence[str] = ["{}"] * topology.hosts
+        if not request.brief:
+            reply.clients.extend(self._client_manager.client_stats())
+            reply.device_load.extend(self._cluster.resources.device_load())
+            reply.native_json = json.dumps(self._cluster.controller.stats(), default=str)
+            if (agents := self._cluster.agents) is not None:
+                reply.port = agents.port
+                reply.machines.extend(agents.stats())
+            drivers = await self._client_manager.host_stats()
+        drained = self._cluster.resources.drained
+        for host, driver in zip(self._cluster.hosts, drivers, strict=True):
             reply.hosts.add(
                 host=host.number,
                 island=topology.island_of(host.number),
@@ -273,7 +277,7 @@ class ControllerService(rpc.ControllerServicer):
                 driver_json=driver,
                 restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart
                 state=host.state,
-                is_drained=host.number in self._cluster.resources.drained,
+                is_drained=host.number in drained,
             )
         return reply
 
@@ -341,7 +345,7 @@ class HostsService(rpc.HostsServicer):
         self, reports: AsyncIterator[pb.HostReport], context: Any
     ) -> AsyncIterator[pb.HostRequest]:
         token = wire.token_of(context)
-        host = next((host for host in self._cluster.hosts if host.token == token), None)
+        host = self._cluster.host_with(token)
         if host is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is no host of this cluster")
             raise AssertionError("abort raises")

@@ -28,6 +28,7 @@ from pathways.host.failures import Failures
 from pathways.host.placements import Placements
 from pathways.host.programs import OnCompiled, Programs
 from pathways.host.sidecars import Sidecars
+from pathways.host.successors import Successor
 from pathways.host.tracing import HostTrace
 from pathways.host.transfers import Transfers
 from pathways.host.watchers import Watchers
@@ -133,17 +134,15 @@ class JaxBackend:
         """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before `run`."""
         self.transfers.open_streams(address, far, credentials)
 
-    def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
-        """Replaces lost host `host` by its successor, which takes network transfers at `stream`. `segment`: the
-        successor's, or its incarnation (int) when it is reached over a link.
-
-        Returns when this host uses nothing of the predecessor's any more.
+    def replace_peers(self, successors: Sequence[Successor]) -> Mapping[int, Exception]:
+        """Replaces lost hosts by their successors. Returns when this host uses nothing of the predecessors' any more:
+        by host, the error of a successor that it refuses.
         """
-        if isinstance(segment, int):
-            self.core.replace_far_peer(host, segment, loss)
-        else:
-            self.core.replace_peer(host, segment, loss)
-        self.transfers.replace_peer(host, stream)
+        refused = self.core.replace_peers([(each.host, each.there, each.loss) for each in successors])
+        for each in successors:
+            if each.host not in refused:
+                self.transfers.replace_peer(each.host, each.stream)
+        return refused
 
     def register_program(
         self, client: int, program_id: int, program: LogicalProgram, bindings: Bindings, on_compiled: OnCompiled

@@ -9,6 +9,7 @@ controller, or the text is in its log.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -19,12 +20,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from pathways.compiler.ir import LogicalProgram
+from pathways.host.successors import Successor
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import ParentLost, die_with_parent
@@ -54,11 +56,9 @@ class Driver(Protocol):
         is on another machine, and `segment` is a twin of its memory.
         """
 
-    def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
-        """Replaces a lost host by its successor, which takes network transfers at `stream`. `segment`: the successor's,
-        or its incarnation (int) when it is reached over a link.
-
-        Returns when the change is in force. Control thread.
+    def replace_peers(self, successors: Sequence[Successor]) -> Mapping[int, Exception]:
+        """Replaces lost hosts by their successors. Returns when all are in force: by host, the error of a successor
+        that it refuses. Control thread.
         """
 
     def register_program(
@@ -257,14 +257,25 @@ class HostProcess:
     def _do_callback(self, request: pb.CallbackPart, driver: Driver) -> None:
         driver.callbacks.answer(request)  # type: ignore[attr-defined]
 
-    def _do_replace_peer(self, request: pb.ReplacePeer, driver: Driver) -> None:
-        def replace() -> None:
-            is_far = request.HasField("far_incarnation")
-            there = request.far_incarnation if is_far else self._segment("peer", "host", request.host)
-            driver.replace_peer(request.host, there, request.loss, request.stream)
+    def _do_replace_peers(self, request: pb.ReplacePeers, driver: Driver) -> None:
+        """What is wrong with one successor is answered for that one alone; the others are in force."""
+        errors: dict[int, pb.Error] = {}
+        successors: list[Successor] = []
 
-        error = _try(replace)
-        self._report(pb.HostReport(peer_replaced=pb.Answer(number=request.host, error=error)))
+        def take(each: pb.Successor) -> None:
+            is_far = each.HasField("far_incarnation")
+            there = each.far_incarnation if is_far else self._segment("peer", "host", each.host)
+            successors.append(Successor(each.host, there, each.loss, each.stream))
+
+        def replace() -> None:
+            errors.update((host, _error(failure)) for host, failure in driver.replace_peers(successors).items())
+
+        for each in request.successors:
+            errors[each.host] = _try(functools.partial(take, each))
+        if (failure := _try(replace)).type:
+            errors.update((each.host, failure) for each in successors)
+        refused = [pb.Answer(number=host, error=error) for host, error in errors.items() if error.type]
+        self._report(pb.HostReport(peers_replaced=pb.PeersReplaced(request=request.request, refused=refused)))
 
     def _do_store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
         bindings = tuple(tuple(binding.devices) for binding in request.bindings)
@@ -329,8 +340,12 @@ def _try(do: Callable[[], None]) -> pb.Error:
         do()
     except Exception as failure:
         traceback.print_exc()
-        return pb.Error(type=type(failure).__name__, message=f"{type(failure).__name__}: {failure}")
+        return _error(failure)
     return pb.Error()
+
+
+def _error(failure: Exception) -> pb.Error:
+    return pb.Error(type=type(failure).__name__, message=f"{type(failure).__name__}: {failure}")
 
 
 def main(fds: list[int], config_json: str) -> None:

@@ -7,6 +7,7 @@ resource manager, the processes and the clients use this module; it imports none
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 
@@ -35,7 +36,7 @@ class Topology:
         hosts = tuple(tuple(range(i * hosts_per_island, (i + 1) * hosts_per_island)) for i in range(islands))
         return cls(hosts, devices_per_host, **what)
 
-    @property
+    @functools.cached_property
     def hosts(self) -> int:
         """Number of hosts."""
         return sum(len(hosts) for hosts in self.islands)
@@ -47,12 +48,11 @@ class Topology:
 
     def island_of(self, host: int) -> int:
         """The island that `host` belongs to."""
-        for island, hosts in enumerate(self.islands):
-            if host in hosts:
-                return island
-        raise ValueError(f"no host {host}: the cluster has hosts 0..{self.hosts - 1}")
+        if not 0 <= host < self.hosts:
+            raise ValueError(f"no host {host}: the cluster has hosts 0..{self.hosts - 1}")
+        return self.island_of_hosts[host]
 
-    @property
+    @functools.cached_property
     def island_of_hosts(self) -> tuple[int, ...]:
         """The island of each host."""
         return tuple(island for island, hosts in enumerate(self.islands) for _ in hosts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 #: How a cluster decides which client's run is next, and what that means.
@@ -145,8 +146,9 @@ class HostConfig:
     """The configuration of a host process, which gets the descriptors under other numbers: see `with_fds`.
 
     `coordinator` is empty on an island of one host.
-    `segment_fds` has -1 for a host that is lost now. For the successor of a lost host, `predecessor_failure` is the
-    failure reason of the loss, and `predecessor_client` is the number of the youngest client at the loss.
+    `segment_fds` has -1 for a host that is lost now; an agent that starts the host sets them. For the successor of a
+    lost host, `predecessor_failure` is the failure reason of the loss, and `predecessor_client` is the number of the
+    youngest client at the loss.
     """
 
     host: int
@@ -207,9 +209,16 @@ class HostConfig:
         )
 
 
+#: Fields of `HostConfig` that say the same of many hosts, one after the other. They are written as runs of equal items.
+_RUNS = ("streams", "far")
+
+
 def dump(config: ControllerConfig | HostConfig) -> str:
     """The configuration as one line of JSON."""
-    return json.dumps(dataclasses.asdict(config))
+    if isinstance(config, ControllerConfig):
+        return json.dumps(dataclasses.asdict(config))
+    runs = {name: [(each, len(list(run))) for each, run in itertools.groupby(getattr(config, name))] for name in _RUNS}
+    return json.dumps({**vars(config), **runs})
 
 
 def load_controller(text: str) -> ControllerConfig:
@@ -221,5 +230,6 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams", "islands", "far")}
+    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "islands")}
+    lists |= {name: tuple(each for each, count in fields[name] for _ in range(count)) for name in _RUNS}
     return HostConfig(**{**fields, **lists})

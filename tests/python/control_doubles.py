@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways.compiler.ir import LogicalProgram
+from pathways.host.successors import Successor
 from pathways.process.config import HostConfig
 
 OPTIONS = {"native": "control_doubles", "driver": "control_doubles:start_fake_driver"}
@@ -141,8 +142,9 @@ class FakeDriver:
             raise ValueError("a ring lies outside of the segment")
         self.clients[client] = segment.nbytes
 
-    def replace_peer(self, host: int, segment: Segment, loss: int, stream: str) -> None:
-        self.replaced.append(f"host {host} loss {loss}")
+    def replace_peers(self, successors: Sequence[Successor]) -> dict[int, Exception]:
+        self.replaced += [f"host {each.host} loss {each.loss}" for each in successors]
+        return {}
 
     def register_program(
         self,

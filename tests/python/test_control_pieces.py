@@ -179,6 +179,17 @@ def test_configurations_survive_the_command_line() -> None:
     host = HostConfig(1, 1, (0, 1), 2, "cpu", "unix:/a", "unix:/c", 1, 4, (5, 6), 1.5, "n", "d", 3)
     assert config.load_host(config.dump(host)) == host
     assert host.first_device == 2
+    far = dataclasses.replace(
+        host,
+        segment_fds=(),
+        streams=("a@h:1", None, "", "", "b@h:2"),
+        islands=(0, 1, 2, 3, 4),
+        far=(3, None, -1, -1, 0),
+    )
+    assert config.load_host(config.dump(far)) == far
+    empty = dataclasses.replace(far, streams=("",) * 1000, far=(-1,) * 1000)
+    assert config.load_host(config.dump(empty)) == empty
+    assert len(config.dump(empty)) < len(config.dump(far)) + 100, "what is the same for many hosts is written once"
 
 
 # -- descriptors ---------------------------------------------------------------------------------------------------

@@ -371,6 +371,15 @@ def test_a_cluster_can_be_looked_at_without_joining(shared: LocalClusterHandle) 
     assert stats["topology"] == shared.control.topology and all(host["resident_bytes"] > 0 for host in stats["hosts"])
 
 
+def test_who_waits_for_hosts_asks_none_of_them(shared: LocalClusterHandle) -> None:
+    assert shared.control.hosts_there() == len(shared.control.cluster_stats()["hosts"])
+    channel = shared.control._stub
+    reply = shared.control._call(channel.Stats, pb.StatsRequest(brief=True))
+    assert [(host.state, host.driver_json) for host in reply.hosts] == [("up", "{}")] * len(reply.hosts)
+    full = shared.control._call(channel.Stats, pb.StatsRequest())
+    assert all(len(host.driver_json) > 2 for host in full.hosts)
+
+
 def test_a_forked_child_does_not_close_its_parents_cluster(shared: LocalClusterHandle) -> None:
     code = "\n".join(
         [

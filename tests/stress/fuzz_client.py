@@ -45,7 +45,7 @@ METHODS: dict[str, Any] = {
     "ForgetPrograms": pb.ForgetProgramsRequest(program_ids=[1, 2, 3]),
     "Suspend": pb.SuspendRequest(client=1, disk=False),
     "Resume": pb.ResumeRequest(client=1),
-    "Stats": Empty(),
+    "Stats": pb.StatsRequest(),
     "Shutdown": Empty(),
 }
 

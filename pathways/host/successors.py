@@ -1,0 +1,16 @@
+"""The successors of lost hosts, as a host learns of them (ERR-2): `main.py` makes them of the controller's request."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Successor:
+    """The successor of a lost host."""
+
+    host: int
+    there: Any  # its segment, or its incarnation (int) when it is reached over a link
+    loss: int  # it is in force after the loss of this number; 0: at once
+    stream: str  # where it receives network transfers; empty: it is on this machine
