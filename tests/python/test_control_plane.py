@@ -27,6 +27,7 @@ from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.cluster.operator import inspect
 from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix
 from pathways.process import fd_passing
+from pathways.protocol import control_pb2 as pb
 
 HERE = pathlib.Path(__file__).parent
 
