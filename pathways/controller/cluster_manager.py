@@ -283,7 +283,7 @@ class ClusterManager:
         members = self.topology.islands[island]
         options = self.config.options
         machine = self.topology.machine_of(number)
-        is_elsewhere = [there != machine for there in self.topology.machines]  # empty: all are on this machine
+        is_elsewhere = [there != machine for there in self.topology.machines]
         # Segments of other machines are of no use there: the agent makes its own.
         segment_fds = () if self.agents is not None else [-1 if each is None else each.fd for each in peers.segments]
         streams = [peers.streams[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]

@@ -68,20 +68,24 @@ class PooledLink:
         self.on_broken = _nobody  # it may name what holds this object
 
 
+_Task = Callable[[PooledLink], None]
+_Tasks = collections.deque[tuple[PooledLink, _Task]]
+
+
 class LinkPool:
     """Any thread may call any method. The threads start with the first link."""
 
     def __init__(self, native: Any) -> None:
         """`native`: the module. Links are opened with `self.native` as their pool."""
         self.native = native.LinkPool()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._threads: list[threading.Thread] = []
         self._is_closed = self._has_ended = False
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
-        self._for_sender: collections.deque[Callable[[], None]] = collections.deque()
-        self._for_receiver: collections.deque[Callable[[], None]] = collections.deque()
+        self._for_sender: _Tasks = collections.deque()
+        self._for_receiver: _Tasks = collections.deque()
         self._by_slot: dict[int, PooledLink] = {}  # the sender's
         self._by_descriptor: dict[int, PooledLink] = {}  # the receiver's: by that of either connection
 
@@ -108,7 +112,7 @@ class LinkPool:
                 ]
                 for thread in self._threads:
                     thread.start()
-            self._tell(lambda: self._begin_sending(member), lambda: self._begin_receiving(member))
+            self._tell(member, self._begin_sending, self._begin_receiving)
         return member
 
     def drop(self, member: PooledLink) -> bool:
@@ -121,7 +125,7 @@ class LinkPool:
                 with contextlib.suppress(OSError):
                     # (`SSLSocket.shutdown` would take the TLS state away that a thread may be using.)
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
-            self._tell(lambda: self._end_sending(member), lambda: self._end_receiving(member))
+            self._tell(member, self._end_sending, self._end_receiving)
         return True
 
     def close(self) -> None:
@@ -142,10 +146,10 @@ class LinkPool:
             self._epoll.close()
             os.close(self._wake)
 
-    def _tell(self, sender: Callable[[], None], receiver: Callable[[], None]) -> None:
+    def _tell(self, member: PooledLink, sender: _Task, receiver: _Task) -> None:
         """Lets each thread do something of its own, soon."""
-        self._for_sender.append(sender)
-        self._for_receiver.append(receiver)
+        self._for_sender.append((member, sender))
+        self._for_receiver.append((member, receiver))
         if self._has_ended:
             self._run(self._for_sender)
             self._run(self._for_receiver)
@@ -153,10 +157,13 @@ class LinkPool:
         self.native.wake()
         os.eventfd_write(self._wake, 1)
 
-    @staticmethod
-    def _run(tasks: collections.deque[Callable[[], None]]) -> None:
+    def _run(self, tasks: _Tasks) -> None:
         while tasks:
-            tasks.popleft()()
+            member, task = tasks.popleft()
+            try:
+                task(member)
+            except Exception as fault:
+                self._failed(member, fault)
 
     def _broke(self, member: PooledLink, why: str) -> None:
         if self.drop(member):
@@ -182,10 +189,12 @@ class LinkPool:
             self.native.resume(member.native.slot)
 
     def _end_sending(self, member: PooledLink) -> None:
-        if self._by_slot.get(member.native.slot) is member:
-            del self._by_slot[member.native.slot]
-            self.native.pause(member.native.slot)
-        member.is_dropped_by_sender.set()
+        try:
+            if self._by_slot.get(member.native.slot) is member:
+                del self._by_slot[member.native.slot]
+                self.native.pause(member.native.slot)
+        finally:
+            member.is_dropped_by_sender.set()
 
     def _send_all(self) -> None:
         buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -215,7 +224,7 @@ class LinkPool:
             self._await_room(member)
 
     def _await_room(self, member: PooledLink) -> None:
-        self._for_receiver.append(lambda: self._watch(member, select.EPOLLOUT))
+        self._for_receiver.append((member, self._watch_for_room))
         os.eventfd_write(self._wake, 1)
 
     def _send_rest(self, member: PooledLink) -> None:
@@ -243,14 +252,16 @@ class LinkPool:
             self._epoll.register(member.sending.fileno(), 0)
 
     def _end_receiving(self, member: PooledLink) -> None:
-        for connection in (member.sending, member.receiving):
-            if self._by_descriptor.pop(connection.fileno(), None) is not None:
-                self._epoll.unregister(connection.fileno())
-        member.is_dropped_by_receiver.set()
+        try:
+            for connection in (member.sending, member.receiving):
+                if self._by_descriptor.pop(connection.fileno(), None) is not None:
+                    self._epoll.unregister(connection.fileno())
+        finally:
+            member.is_dropped_by_receiver.set()
 
-    def _watch(self, member: PooledLink, events: int) -> None:
+    def _watch_for_room(self, member: PooledLink) -> None:
         if self._by_descriptor.get(member.sending.fileno()) is member:
-            self._epoll.modify(member.sending.fileno(), events)
+            self._epoll.modify(member.sending.fileno(), select.EPOLLOUT)
 
     def _receive_all(self) -> None:
         buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -290,7 +301,7 @@ class LinkPool:
             self._broke(member, "the other end closed the connection")
             return
         self._epoll.modify(member.sending.fileno(), 0)
-        self._for_sender.append(lambda: self._send_rest(member))
+        self._for_sender.append((member, self._send_rest))
         self.native.wake()
 
     def _look(self, now: float) -> None:

@@ -138,10 +138,13 @@ class JaxBackend:
         """Replaces lost hosts by their successors. Returns when this host uses nothing of the predecessors' any more:
         by host, the error of a successor that it refuses.
         """
-        refused = self.core.replace_peers([(each.host, each.there, each.loss) for each in successors])
+        refused = dict(self.core.replace_peers([(each.host, each.there, each.loss) for each in successors]))
         for each in successors:
             if each.host not in refused:
-                self.transfers.replace_peer(each.host, each.stream)
+                try:
+                    self.transfers.replace_peer(each.host, each.stream)
+                except Exception as error:  # where it takes transfers makes no sense: of this one alone
+                    refused[each.host] = error
         return refused
 
     def register_program(
