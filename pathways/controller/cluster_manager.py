@@ -218,9 +218,7 @@ class ClusterManager:
         """Memory for the rings and buffers of one incarnation of a host."""
         sizes = self.config.options
         if self.agents is not None:  # the twin of one of another machine, which has rings to its peers there
-            return self.native.host_segment(
-                host, self.topology.hosts, sizes.host_ring_bytes, arena_bytes=0, peer_ring_bytes=0
-            )
+            return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, 0, 0)
         return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, sizes.host_arena_bytes)
 
     def start_coordinator(self, island: int, incarnation: int) -> None:

@@ -58,7 +58,7 @@ def bell_segment() -> Segment:
     return Segment.create("pathways-bell", 4096)
 
 
-def host_segment(host: int, hosts: int, ring_bytes: int, arena_bytes: int) -> Segment:
+def host_segment(host: int, hosts: int, ring_bytes: int, arena_bytes: int, *_: int) -> Segment:
     return Segment.create(f"pathways-host-{host}", ring_bytes + arena_bytes)
 
 
