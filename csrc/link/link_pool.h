@@ -39,7 +39,8 @@ class LinkPool {
   LinkPool(const LinkPool&) = delete;
   LinkPool& operator=(const LinkPool&) = delete;
 
-  /// A number for a link, which is the link's until `remove`. It is paused. Throws Error(kFull) when there are too many.
+  /// A number for a link, which is the link's until `remove`. It is paused. Throws Error(kFull) when there are too
+  /// many.
   uint32_t add(const std::shared_ptr<Link>& link);
   /// The link is not asked any more. It may still be in a call that began before.
   void remove(uint32_t slot);
