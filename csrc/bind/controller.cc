@@ -90,10 +90,8 @@ void register_controller(py::module_& m) {
           "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
           "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "pool"_a = nullptr,
           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-          "transfers. "
-          "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices. `pool`: all "
-          "hosts "
-          "are on other machines, and its links read the rings to them.")
+          "transfers. `status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
+          "`pool`: all hosts are on other machines, and its links read the rings to them.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def("set_budget", &Controller::set_budget, "spaces"_a, "bytes"_a, unlocked, "Bytes on each of these spaces.")

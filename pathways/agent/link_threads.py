@@ -2,8 +2,8 @@
 
 A link has a connection per direction. Why: OpenSSL does not let two threads read and write one connection at the same
 time, and a thread that waits for bytes must not hold up one that has bytes to send. `csrc/link/link.h` says what the
-bytes are. Neither thread holds Python's lock while it waits, encrypts or delivers much; while it collects it does,
-because to take the lock again costs more.
+bytes are. A thread holds Python's lock while it collects, and while it delivers little: to take the lock again would
+cost more. It does not hold the lock while it waits, encrypts or delivers much.
 
 A link breaks once, for the first reason that either thread finds: the connection ended, the other end broke the
 protocol, or nothing was heard of it for `SILENCE_S` (LINK-1). Then both connections are closed.

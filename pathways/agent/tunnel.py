@@ -15,6 +15,7 @@ import ssl
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from pathways import errors
@@ -119,8 +120,8 @@ class _Tunnel:
 
 
 class Splicer:
-    """Carries the bytes of all tunnels of a process, with one thread, because a TLS connection may be used by one
-    thread at a time, and because an idle tunnel costs no thread so. Any thread may call any method.
+    """Carries the bytes of many tunnels with one thread: a TLS connection may be used by one thread at a time, and an
+    idle tunnel shall cost no thread. Any thread may call any method.
     """
 
     def __init__(self) -> None:
@@ -208,10 +209,13 @@ class Splicer:
             print(f"a tunnel broke: {error}", file=sys.stderr, flush=True)
         self._ending.discard(tunnel)
         self._tunnels.discard(tunnel)
-        for end in tunnel.ends:
-            if end.watched:
-                self._selector.unregister(end.connection)
-        tunnel.close()
+        try:
+            for end in tunnel.ends:
+                if end.watched:
+                    self._selector.unregister(end.connection)
+            tunnel.close()
+        except Exception:  # of who hears of the end; the other tunnels go on
+            traceback.print_exc()
 
     def _watch(self, end: _End, tunnel: _Tunnel) -> None:
         wanted = tunnel.wanted(end)

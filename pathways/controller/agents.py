@@ -235,14 +235,24 @@ class Agents:
         port.on("control", [Role.HOST], self._serve_control)
 
     def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
-        def end() -> None:
+        def forget() -> None:
             with self._lock:
-                self._tunnels_of[identity.name].discard(connection)
+                own = self._tunnels_of[identity.name]
+                own.remove(connection)
+                if not own:
+                    del self._tunnels_of[identity.name]
+
+        def end() -> None:
+            forget()
             self._let_go(connection)
 
         with self._lock:
             self._tunnels_of.setdefault(identity.name, set()).add(connection)
-        self._tunnels.add_to(self._control_path, connection, end)
+        try:
+            self._tunnels.add_to(self._control_path, connection, end)
+        except OSError:  # nobody listens any more: the cluster ends
+            forget()
+            raise
         return True
 
     def _end_tunnels(self, name: str) -> None:

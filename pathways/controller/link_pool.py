@@ -4,9 +4,9 @@ The native pool says which link has something to send (`csrc/link/link_pool.h`);
 something. `pathways/agent/link_threads.py` says what a link is, and does the same for one link with two threads of its
 own, as an agent and a client do.
 
-A connection never holds the threads up. What a connection does not take now is kept, and nothing more is collected for
-this link until the connection takes it. A link breaks once, for the first reason that either thread finds (LINK-1), and
-no link's fault is another one's.
+A connection never holds the threads up (POOL-2). What a connection does not take now is kept, and nothing more is
+collected for this link until the connection takes it. A link breaks once, for the first reason that either thread finds
+(LINK-1), and no link's fault is another one's.
 
 A member leaves in three steps: its connections are shut down; each thread drops it, between two calls; then `close`
 returns, and the connections' descriptors may be closed.
@@ -54,6 +54,7 @@ class PooledLink:
     unsent: memoryview = dataclasses.field(default_factory=lambda: memoryview(b""))
     unsent_since: float = 0.0
     heard_at: float = 0.0  # the receiver's
+    descriptors: tuple[int, ...] = ()  # that the receiver watches: a connection may be closed before it is dropped
     is_over: bool = False
     #: Each thread says so when it has dropped the link.
     is_dropped_by_sender: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -168,7 +169,10 @@ class LinkPool:
     def _broke(self, member: PooledLink, why: str) -> None:
         if self.drop(member):
             print(f"a link broke: {why}", file=sys.stderr, flush=True)
-            member.on_broken(why)
+            try:
+                member.on_broken(why)
+            except Exception:  # who hears of it may be gone; the other links go on
+                traceback.print_exc()
 
     def _failed(self, member: PooledLink, error: Exception) -> None:
         """Whatever went wrong with one link breaks this link, and nothing else."""
@@ -246,16 +250,18 @@ class LinkPool:
 
     def _begin_receiving(self, member: PooledLink) -> None:
         if not member.is_over and not self._has_ended:
-            for connection in (member.sending, member.receiving):
-                self._by_descriptor[connection.fileno()] = member
-            self._epoll.register(member.receiving.fileno(), select.EPOLLIN)
-            self._epoll.register(member.sending.fileno(), 0)
+            member.descriptors = sending, receiving = member.sending.fileno(), member.receiving.fileno()
+            self._by_descriptor |= dict.fromkeys(member.descriptors, member)
+            self._epoll.register(receiving, select.EPOLLIN)
+            self._epoll.register(sending, 0)
 
     def _end_receiving(self, member: PooledLink) -> None:
         try:
-            for connection in (member.sending, member.receiving):
-                if self._by_descriptor.pop(connection.fileno(), None) is not None:
-                    self._epoll.unregister(connection.fileno())
+            for descriptor in member.descriptors:
+                if self._by_descriptor.get(descriptor) is member:
+                    del self._by_descriptor[descriptor]
+                    with contextlib.suppress(OSError):  # it is closed, and so not watched any more
+                        self._epoll.unregister(descriptor)
         finally:
             member.is_dropped_by_receiver.set()
 
@@ -271,15 +277,14 @@ class LinkPool:
             for descriptor, events in self._epoll.poll(_LOOK_S):
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
-                elif (member := self._by_descriptor.get(descriptor)) is None:
-                    continue
-                elif descriptor == member.receiving.fileno():
+                elif (member := self._by_descriptor.get(descriptor)) is not None:
                     try:
-                        self._receive(member, buffer)
+                        if descriptor == member.descriptors[1]:
+                            self._receive(member, buffer)
+                        else:
+                            self._sending_woke(member, events)
                     except Exception as fault:
                         self._failed(member, fault)
-                else:
-                    self._sending_woke(member, events)
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + _LOOK_S
@@ -306,7 +311,7 @@ class LinkPool:
 
     def _look(self, now: float) -> None:
         """Breaks the links of which nothing was heard, or whose connection took nothing, for `SILENCE_S`."""
-        for descriptor, member in list(self._by_descriptor.items()):
+        for member in set(self._by_descriptor.values()):
             is_stuck = bool(member.unsent) and now - member.unsent_since > SILENCE_S
-            if descriptor == member.receiving.fileno() and (now - member.heard_at > SILENCE_S or is_stuck):
+            if now - member.heard_at > SILENCE_S or is_stuck:
                 self._broke(member, f"nothing was heard of it for {SILENCE_S:g} s")

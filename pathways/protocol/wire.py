@@ -51,9 +51,9 @@ FAR_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_recv_interval_without_data_ms", int(HEARTBEAT_S * 500)),
 ]
 
-#: Between machines that are joined by a link. Its silence says that a machine is gone, and a machine's agent looks at
-#: the pulse of each of its hosts. Were all these connections to ask all the time, they would be most of what an idle
-#: cluster of many machines does.
+#: Between machines that are joined by a link. When the link is silent, its machine is lost; and the agent looks at the
+#: pulse of each host. So these connections send pings seldom. If each sent one every second, that would be most of the
+#: work of an idle cluster of many machines.
 LINKED_OPTIONS: list[tuple[str, Any]] = [
     *CHANNEL_OPTIONS,
     ("grpc.keepalive_time_ms", 60_000),

@@ -85,6 +85,11 @@ def pongs_in(data: bytes | bytearray) -> int:
     return count
 
 
+def read_some(pair: Pair) -> None:
+    pair.hears.settimeout(_DEADLINE_S)
+    assert pair.hears.recv(1 << 16)
+
+
 def read_pongs(pair: Pair, count: int) -> None:
     data = bytearray()
     pair.hears.settimeout(_DEADLINE_S)
@@ -175,6 +180,37 @@ def test_who_never_reads_and_who_says_nothing_break(pool: LinkPool, monkeypatch:
     finally:
         for pair in (stuck, silent, well):
             pair.close()
+
+
+def test_what_goes_wrong_with_one_link_is_its_own(pool: LinkPool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever should hear of its end fails; and its connections are closed under the threads, and their numbers are
+    another link's."""
+
+    def gone(why: str) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    well, deaf = Pair(pool), Pair(pool)
+    deaf.member.on_broken = gone
+    deaf.says.close()
+    wait_for(lambda: deaf.member.is_over)
+    for _ in range(5):
+        closed = Pair(pool)
+        read_some(closed)
+        closed.member.sending.close()
+        closed.member.receiving.close()
+        other = Pair(pool)  # it gets the same descriptors
+        other.says.sendall(ping())
+        read_pongs(other, 1)
+        closed.close()
+        other.says.sendall(ping())
+        read_pongs(other, 1)
+        other.close()
+        assert not other.reasons
+    well.says.sendall(ping())
+    read_pongs(well, 1)
+    assert not well.reasons and "the event loop is closed" in capfd.readouterr().err
+    for pair in (well, deaf):
+        pair.close()
 
 
 def test_a_link_is_closed_while_it_is_used(pool: LinkPool) -> None:
@@ -323,6 +359,24 @@ def test_who_takes_nothing_after_the_end_is_left(
     wait_for(lambda: splicer._ending)
     wait_for(lambda: not splicer._tunnels)
     deaf.close()
+
+
+def test_who_hears_of_a_tunnel_s_end_may_fail(
+    splicer: Splicer, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    ((near, far),) = tunnels_of(splicer, server, 1)
+    mine, other = socket.socketpair()
+    splicer.add_to(server.path, other, fails)
+    server.accept().close()
+    assert mine.recv(1) == b""
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    for connection in (near, far, mine):
+        connection.close()
 
 
 def test_nobody_listens(splicer: Splicer, tmp_path: Any) -> None:
