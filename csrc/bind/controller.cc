@@ -100,17 +100,18 @@ void register_controller(py::module_& m) {
           [](BoundController& c, uint32_t plan, uint32_t client, const std::string& name, const std::string& biggest,
              const std::vector<std::tuple<uint32_t, uint64_t, uint64_t>>& needs,
              const std::vector<std::tuple<uint32_t, uint32_t, uint64_t, int32_t, int32_t>>& results,
-             std::vector<uint32_t> donated) {
-            PlanMemory memory{client, name, biggest, {}, {}, std::move(donated)};
+             std::vector<uint32_t> donated, std::optional<std::vector<uint32_t>> argument_groups) {
+            PlanMemory memory{client, name, biggest, {}, {}, std::move(donated), std::move(argument_groups)};
             for (const auto& [space, peak, eager] : needs) memory.needs.push_back({space, peak, eager});
             for (const auto& [group, set, bytes, argument, same_as] : results) {
               memory.results.push_back({group, set, bytes, argument, same_as});
             }
             c.set_plan_memory(plan, std::move(memory));
           },
-          "plan"_a, "client"_a, "name"_a, "biggest"_a, "needs"_a, "results"_a, "donated"_a, unlocked,
+          "plan"_a, "client"_a, "name"_a, "biggest"_a, "needs"_a, "results"_a, "donated"_a,
+          "argument_groups"_a = py::none(), unlocked,
           "What runs of a plan take: `needs` are (space, peak, eager), `results` (group, space set, bytes, argument, "
-          "same as).")
+          "same as). `argument_groups`: the hosts that hold each argument; without it each host gets all handles.")
       .def("add_group", &Controller::add_group, "group"_a, "hosts"_a,
            "Who is meant by a group number. Group 0 is all hosts.")
       .def(

@@ -51,13 +51,14 @@ struct CompositeStep {
   std::vector<uint32_t> inputs, outputs;
 
   // What `Composites::add` finds out.
-  GroupId group = 0;              ///< kRun: the hosts of the plan
-  uint32_t partner = 0;           ///< kLoop: its end; kEnd: its loop
-  std::vector<uint32_t> locals;   ///< kEnd: the values that are gone behind an iteration
-  std::vector<uint32_t> unread;   ///< values that nothing reads behind the step; of a kEnd, behind its loop
-  std::vector<int32_t> finals;    ///< kRun: by output: the composite's result if all loops around are at their last
-  std::vector<uint32_t> donated;  ///< kRun: positions of inputs that the run takes
-  bool decides = false;           ///< kRun: whether a loop that is decided has another iteration
+  GroupId group = 0;                ///< kRun: the hosts of the plan
+  uint32_t partner = 0;             ///< kLoop: its end; kEnd: its loop
+  std::vector<uint32_t> locals;     ///< kEnd: the values that are gone behind an iteration
+  std::vector<uint32_t> unread;     ///< values that nothing reads behind the step; of a kEnd, behind its loop
+  std::vector<int32_t> finals;      ///< kRun: by output: the composite's result if all loops around are at their last
+  std::vector<uint32_t> donated;    ///< kRun: positions of inputs that the run takes
+  bool is_taken_everywhere = true;  ///< kRun: on all hosts of the composite
+  bool decides = false;             ///< kRun: whether a loop that is decided has another iteration
 };
 
 struct Composite {

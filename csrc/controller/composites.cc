@@ -43,7 +43,8 @@ struct Composites::Trial {
       reach(plan);
       for (const uint32_t position : step->donated) {
         const PlanMemory::Result& taken = buffers[inputs[position]];
-        if (inputs[position] >= whole.arguments && !all.cover_.covers(step->group, taken.group)) {
+        if (inputs[position] >= whole.arguments &&
+            !all.cover_.covers(plan.takers_of(position, step->group), taken.group)) {
           refuse("takes a value in a run that does not go to all its hosts");
         }
         count(taken, false);
@@ -146,7 +147,12 @@ PlanMemory Composites::add(uint32_t number, Composite composite) {
   check_carries(composite);
   find_finals(composite);
   for (CompositeStep& step : composite.steps) {
-    if (step.kind == CompositeStep::Kind::kRun) step.donated = ledger_.memory_of(step.plan)->donated;
+    if (step.kind != CompositeStep::Kind::kRun) continue;
+    const PlanMemory& plan = *ledger_.memory_of(step.plan);
+    step.donated = plan.donated;
+    step.is_taken_everywhere = std::all_of(plan.donated.begin(), plan.donated.end(), [&](uint32_t position) {
+      return plan.takers_of(position, step.group) == composite.group;
+    });
   }
   const Composite tried = shortened(composite);
   bool is_cut = false;
@@ -271,6 +277,7 @@ void Composites::check_run(const Composite& composite, const CompositeStep& step
   }
   if (memory->is_composite) refuse("names composite " + std::to_string(step.plan) + " as a plan");
   if (memory->results.size() != step.outputs.size()) refuse("gives a plan another number of results than it has");
+  if (!memory->may_have(step.inputs.size())) refuse("gives a plan another number of arguments than it has");
   const auto& donated = memory->donated;
   if (std::any_of(donated.begin(), donated.end(), [&](uint32_t p) { return p >= step.inputs.size(); })) {
     refuse("names no such value");

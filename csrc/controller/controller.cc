@@ -85,7 +85,10 @@ void Controller::set_budget(std::vector<SpaceId> spaces, uint64_t bytes) {
 }
 
 void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
-  run_mail([&] { ledger_.set_plan_memory(plan, std::move(memory)); });
+  run_mail([&] {
+    if (memory.argument_groups) grants_.set_parts(plan, inbox_.group_of(plan, memory.client), memory);
+    ledger_.set_plan_memory(plan, std::move(memory));
+  });
 }
 
 void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
@@ -308,7 +311,7 @@ void Controller::remove(uint32_t id) {
     grants_.drop_all_of(id);
     ledger_.forget_plans_of(id);
     shares_.forget_client(id);
-    grants_.forget_times_of(id);
+    grants_.forget_plans_of(id);
     clients_.erase(*client);
   }
   grants_.announce_gone(id);

@@ -43,6 +43,23 @@ void Grants::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
   if (sequential_) sequential_->add_plan(plan, nodes);
 }
 
+void Grants::set_parts(uint32_t plan, GroupId group, const PlanMemory& memory) {
+  for (const GroupId each : memory.argument_groups.value_or(std::vector<GroupId>{})) {
+    if (!has_group(each)) throw Error(Status::kInvalid, "an argument lies on a group that nobody made");
+  }
+  auto parts = RunParts::make(memory, group, sequencer_);
+  if (plan >= parts_.size() && parts == nullptr) return;
+  if (plan >= parts_.size()) parts_.resize(plan + 1);
+  parts_[plan] = std::move(parts);
+}
+
+void Grants::forget_plans_of(uint32_t client) {
+  times_.forget_client(client);
+  for (auto& parts : parts_) {
+    if (parts != nullptr && parts->client() == client) parts.reset();
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------- forwarded
 
 EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
@@ -112,36 +129,54 @@ void Grants::settle_granted() {
 }
 
 void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
-  RecordHeader header;
-  std::memcpy(&header, record.data(), sizeof header);
-  const ForControllerOnly cut = for_controller_only(header, record.size());
-  if (cut.bytes != 0) header.detail &= static_cast<uint16_t>(~kRunHasSubmitted);
-  const auto bytes = static_cast<uint32_t>(record.size() - cut.bytes);
-  header.client = entry.client;
-  header.detail |= flags;
-  const uint64_t tag = id;
-  const bool is_run = entry.kind == EntryKind::kRun;
-  if (is_run) ++stats_.granted;
   if (trace_.is_on()) trace_.left(id, OrderOutcome::kGranted);
+  stats_.records_out += sequencer_.hosts_of(entry.group).size();
+  if (entry.kind == EntryKind::kRun) {
+    ++stats_.granted;
+    forward_run(entry, id, record, flags);
+  } else {
+    forward_command(entry, record);
+  }
+}
+
+void Grants::forward_run(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
+  auto head = read_record<RunRecord>(record);
+  const ForControllerOnly cut = for_controller_only(head.header, record.size());
+  if (cut.bytes != 0) head.header.detail &= static_cast<uint16_t>(~kRunHasSubmitted);
+  head.header.detail |= flags;
+  head.header.client = entry.client;
+  head.tag = id;
+  head.order = entry.order;
+  const RunParts* parts = head.plan < parts_.size() ? parts_[head.plan].get() : nullptr;
+  const auto hosts = sequencer_.hosts_of(entry.group);
+  const auto whole = static_cast<uint32_t>(record.size() - cut.bytes);
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    hosts_.outbox_of(hosts[i]).send(parts == nullptr ? whole : parts->bytes(i, head), [&](std::byte* out) {
+      if (parts != nullptr) return parts->write(i, head, record, out);
+      std::memcpy(out, &head, sizeof head);
+      std::memcpy(out + sizeof head, record.data() + sizeof head, cut.at - sizeof head);
+      if (cut.at != whole) std::memcpy(out + cut.at, record.data() + cut.at + cut.bytes, whole - cut.at);
+    });
+  }
+}
+
+void Grants::forward_command(const Entry& entry, std::span<const std::byte> record) {
+  auto header = read_record<RecordHeader>(record);
+  header.client = entry.client;
+  const auto bytes = static_cast<uint32_t>(record.size());
   const auto hosts = sequencer_.hosts_of(entry.group);
   ClientState* client = header.kind == RecordKind::kCommand ? clients_.find(entry.client) : nullptr;
   if (client != nullptr) keep(*client, record, hosts);
   const bool is_booked = header.kind == RecordKind::kCommand && makes_buffer(record);
   const SpaceSetId set = is_booked ? read_record<CommandRecord>(record).space_set : kNoSpaceSet;
-  stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
     if (client != nullptr) client->credits.command_sent(h, bytes);
     hosts_.outbox_of(h).send(bytes, [&](std::byte* out) {
-      std::memcpy(out, record.data(), cut.at);
-      if (cut.at != bytes) std::memcpy(out + cut.at, record.data() + cut.at + cut.bytes, bytes - cut.at);
+      std::memcpy(out, record.data(), bytes);
       std::memcpy(out, &header, sizeof header);
-      if (is_booked) {
-        const uint64_t devices = ledger_.devices_of(set, h);
-        std::memcpy(out + offsetof(CommandRecord, space_devices), &devices, sizeof devices);
-      }
-      if (!is_run) return;
-      std::memcpy(out + offsetof(RunRecord, tag), &tag, sizeof tag);
-      std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);
+      if (!is_booked) return;
+      const uint64_t devices = ledger_.devices_of(set, h);
+      std::memcpy(out + offsetof(CommandRecord, space_devices), &devices, sizeof devices);
     });
   }
 }
@@ -154,6 +189,7 @@ void Grants::keep(ClientState& client, std::span<const std::byte> command, std::
     forgotten_.push_back(static_cast<uint32_t>(record.token));
     shares_.forget_plan(static_cast<uint32_t>(record.token));
     times_.forget_plan(static_cast<uint32_t>(record.token));
+    if (record.token < parts_.size()) parts_[record.token].reset();
   }
   if (!client.sent.keep(record, command, hosts)) {
     clients_.fault(client, "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements");

@@ -9,8 +9,8 @@
 /// hosts must report the same; and what two hosts know of the branches that a run took must agree. Otherwise Grants
 /// fails the cluster, because the results can no longer be trusted. A granted run finishes on all its hosts: only a run
 /// that waits can be dropped, and it is dropped for all. COST-3: for each run, the controller sends one record to each
-/// host and takes one record from it. ERR-1, FUT-3: the hosts of a dropped run get, in the run's place, the failure of
-/// its results (`instead_`).
+/// host and takes one record from it, which has only the handles of the host's own arguments and results. ERR-1, FUT-3:
+/// the hosts of a dropped run get, in the run's place, the failure of its results (`instead_`).
 ///
 /// Invariants: an entry has a record in `kept_` exactly while it waits or is dropped in its place; an entry with
 /// something in `instead_` is dropped and has a record in `kept_`.
@@ -35,6 +35,7 @@
 #include "controller/host_rings.h"
 #include "controller/memory_ledger.h"
 #include "controller/order_trace.h"
+#include "controller/run_parts.h"
 #include "controller/sequential_dispatch_for_testing.h"
 #include "sequencer/sequencer.h"
 
@@ -59,6 +60,10 @@ class Grants {
   // Sequential dispatch. When dispatch is parallel, `add_plan` does nothing, and no plan is unknown.
   void add_plan(uint32_t plan, std::span<const ProgramNode> nodes);
   bool is_unknown_plan(uint32_t plan) const { return sequential_ != nullptr && !sequential_->knows(plan); }
+
+  /// Each host of the plan's runs gets only its own handles from now on. `group`: these hosts. Throws Error(kInvalid)
+  /// when an argument lies on a group that nobody made.
+  void set_parts(uint32_t plan, GroupId group, const PlanMemory& memory);
 
   /// Gives a record its place in the order, and sends it to its hosts when it is granted at once.
   EntryId submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
@@ -105,8 +110,8 @@ class Grants {
   bool drop_run(const ClientState& client, uint64_t tag, std::string_view text);
   /// Drops all that the client has waiting, without a failure: the client is gone.
   void drop_all_of(uint32_t client);
-  /// The client is gone: what is known of its plans' times goes.
-  void forget_times_of(uint32_t client) { times_.forget_client(client); }
+  /// The client is gone, and nothing of it waits: what is known of its plans goes.
+  void forget_plans_of(uint32_t client);
   /// Notifies each host that the client is gone, behind everything of the client that was granted to it.
   void announce_gone(uint32_t client);
 
@@ -145,6 +150,8 @@ class Grants {
   void forward_granted(EntryId id, std::span<const std::byte> record);
   void forward_in_turn();
   void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
+  void forward_run(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags);
+  void forward_command(const Entry& entry, std::span<const std::byte> record);
   void forward_instead(EntryId id);
   void keep(ClientState& client, std::span<const std::byte> command, std::span<const uint32_t> hosts);
   void settle_granted();
@@ -165,7 +172,8 @@ class Grants {
   std::unique_ptr<SequentialDispatchForTesting> sequential_;  ///< null: dispatch is parallel
   std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
-  std::vector<uint64_t> composite_of_;  ///< by entry: the composite that it is a run of; 0: of none
+  std::vector<std::unique_ptr<const RunParts>> parts_;  ///< by plan; nullptr: its hosts get whole records
+  std::vector<uint64_t> composite_of_;                  ///< by entry: the composite that it is a run of; 0: of none
   std::vector<ElementOver> elements_over_;
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
   OrderTrace trace_;

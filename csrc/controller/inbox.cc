@@ -89,7 +89,7 @@ void Inbox::register_plan(uint32_t plan, uint32_t client, GroupId group) {
 
 GroupId Inbox::group_of(uint32_t plan, uint32_t client) const {
   if (plan < plan_owners_.size() && plan_owners_[plan].client == client) return plan_owners_[plan].group;
-  throw Error(Status::kInvalid, "a composite names plan " + std::to_string(plan) + ", which is none of its client's");
+  throw Error(Status::kInvalid, "plan " + std::to_string(plan) + " is none of this client's");
 }
 
 // -------------------------------------------------------------------------------------------------------- clients
@@ -285,11 +285,12 @@ std::string Inbox::foreign(const ClientState& client, std::span<const std::byte>
   }
   if (!is_run || !options_.knows_plans) return {};
   const PlanMemory* memory = ledger_.memory_of(static_cast<uint32_t>(plan));
-  const bool is_counted = memory != nullptr && memory->results.size() == read_record<RunRecord>(bytes).results;
+  const auto run = read_record<RunRecord>(bytes);
+  const bool is_counted = memory != nullptr && memory->results.size() == run.results && memory->may_have(run.arguments);
   return is_counted ? std::string() : uncounted(bytes);
 }
 
-/// Why the ledger cannot count a run (MEM-6).
+/// Why the ledger cannot count a run (MEM-6), or its hosts cannot get their parts.
 std::string Inbox::uncounted(std::span<const std::byte> bytes) const {
   const auto run = read_record<RunRecord>(bytes);
   const PlanMemory* memory = ledger_.memory_of(run.plan);
@@ -297,8 +298,12 @@ std::string Inbox::uncounted(std::span<const std::byte> bytes) const {
     return "a run names plan " + std::to_string(run.plan) +
            ", whose memory is not known: a client must wait until its program is compiled before it runs the program";
   }
-  return "a run of plan " + std::to_string(run.plan) + " has " + std::to_string(run.results) +
-         " results, but the plan has " + std::to_string(memory->results.size());
+  const auto of = [&](uint64_t arguments, uint64_t results) {
+    return std::to_string(arguments) + " arguments and " + std::to_string(results) + " results";
+  };
+  return "a run of plan " + std::to_string(run.plan) + " has " + of(run.arguments, run.results) +
+         ", but the plan has " +
+         of(memory->argument_groups ? memory->argument_groups->size() : run.arguments, memory->results.size());
 }
 
 /// MEM-6: a run that is taken from now on comes behind the command that drops the plan, and with it the ledger's

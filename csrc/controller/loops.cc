@@ -172,7 +172,7 @@ bool Loops::order(Loop& loop, ClientState& client, const CompositeStep& step) {
   for (const uint64_t taken : std::exchange(loop.walk.taken(), {})) {
     if (Handle{taken}.is_hidden()) {
       client.hidden.put_back(Handle{taken});
-    } else if (step.group != loop.composite->group) {
+    } else if (!step.is_taken_everywhere) {
       loop.leftover.push_back(taken);
     }
   }

@@ -10,8 +10,7 @@ namespace pathways {
 namespace {
 
 constexpr const char* kOverLive = "it makes a buffer or a token in the place of a buffer that it has not released";
-constexpr const char* kDonatesElsewhere =
-    "a run donates an argument that lies on hosts which do not take part in the run";
+constexpr const char* kDonatesElsewhere = "a run donates an argument that lies on hosts which do not take it over";
 constexpr const char* kRenamesElsewhere = "a rename names a buffer that lies on hosts which do not get the rename";
 
 bool has_block(const HandleTable::Entry* entry) { return entry != nullptr && entry->block != HandleTable::kNoBlock; }
@@ -133,11 +132,13 @@ void MemoryLedger::leave(EntryId id) {
 const char* MemoryLedger::over_live() { return kOverLive; }
 
 const char* MemoryLedger::donates_elsewhere(ClientState& client, const RunRecord& record, const uint64_t* handles,
-                                            std::span<const uint32_t> donated, const GroupCover& cover) {
-  for (const uint32_t position : donated) {
+                                            const PlanMemory& memory, const GroupCover& cover) {
+  for (const uint32_t position : memory.donated) {
     if (position >= record.arguments) continue;
     const auto* entry = client.handles.find(Handle{handles[position]});
-    if (has_block(entry) && !cover.covers(record.group, entry->group)) return kDonatesElsewhere;
+    if (has_block(entry) && !cover.covers(memory.takers_of(position, record.group), entry->group)) {
+      return kDonatesElsewhere;
+    }
   }
   return nullptr;
 }

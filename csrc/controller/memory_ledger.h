@@ -78,7 +78,7 @@ class MemoryLedger {
       if (client.handles.has_block_at(Handle{results[i]})) return over_live();
     }
     if (memory == nullptr || memory->donated.empty()) return nullptr;
-    return donates_elsewhere(client, record, handles, memory->donated, cover);
+    return donates_elsewhere(client, record, handles, *memory, cover);
   }
   static const char* misplaced(ClientState& client, std::span<const std::byte> command);
 
@@ -148,7 +148,7 @@ class MemoryLedger {
   HandleTable::Entry* announce(ClientState& client, Handle handle, GroupId group);
   static const char* over_live();
   static const char* donates_elsewhere(ClientState& client, const RunRecord& record, const uint64_t* handles,
-                                       std::span<const uint32_t> donated, const GroupCover& cover);
+                                       const PlanMemory& memory, const GroupCover& cover);
   const char* rename(ClientState& client, GroupId group, Handle name, Handle fresh, const GroupCover& cover);
 
   Admission admission_;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,18 @@ struct PlanMemory {
   std::vector<SpaceNeed> needs;  ///< by space, as it is given; empty once it is registered
   std::vector<Result> results;
   std::vector<uint32_t> donated;  ///< positions of donated arguments
-  bool is_composite = false;      ///< no host has such a plan
-  RunNeeds by_class{};            ///< what MemoryLedger makes of `needs`
+  /// Hosts that hold each argument. With these, each host of a run gets only its own handles (controller/run_parts.h).
+  /// nullopt: not known, or a composite's.
+  std::optional<std::vector<GroupId>> argument_groups = {};
+  bool is_composite = false;  ///< no host has such a plan
+  RunNeeds by_class{};        ///< what MemoryLedger makes of `needs`
+
+  /// The hosts that take over a donated argument, in runs that go to the hosts of `group`.
+  GroupId takers_of(uint32_t argument, GroupId group) const {
+    return argument_groups && argument < argument_groups->size() ? (*argument_groups)[argument] : group;
+  }
+  /// Whether a run may have so many arguments, as far as it is known.
+  bool may_have(size_t arguments) const { return !argument_groups || argument_groups->size() == arguments; }
 };
 
 }  // namespace pathways

@@ -82,7 +82,8 @@ struct PlanHeader {
   uint32_t values;
   uint32_t nodes;
   uint32_t words;
-  uint32_t arguments;  ///< of the program; argument i is words[argument_begin + i], kNoValue when not on this host
+  uint32_t arguments;  ///< whose handles the host's part of a run has; their values are words[argument_begin...];
+                       ///< kNoValue: not on this host, whose part then is the whole run
   uint32_t argument_begin;
   uint32_t results;
   uint32_t result_begin;

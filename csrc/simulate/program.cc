@@ -75,7 +75,7 @@ std::vector<ProgramNode> ModelledProgram::nodes() const {
   return nodes;
 }
 
-std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices) const {
+std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices, bool own_handles) const {
   std::vector<uint32_t> local(values_.size(), kNoValue);
   uint32_t count = 0;
   for (uint32_t v = 0; v < values_.size(); ++v) {
@@ -88,8 +88,13 @@ std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices)
     return out;
   };
   PlanBuilder builder(host, devices, count);
-  builder.set_arguments(localized(arguments_));
-  builder.set_results(localized(results_));
+  const auto named = [&](const std::vector<uint32_t>& values) {
+    std::vector<uint32_t> out = localized(values);
+    if (own_handles) std::erase(out, kNoValue);
+    return out;
+  };
+  builder.set_arguments(named(arguments_));
+  builder.set_results(named(results_));
   for (uint32_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
     PlanBuilder::Node node;

@@ -49,7 +49,8 @@ class ModelledProgram {
   std::vector<uint32_t> result_parts() const;
   /// The nodes of the program in order, each with its hosts.
   std::vector<ProgramNode> nodes() const;
-  std::vector<std::byte> plan_of(uint32_t host, uint32_t devices) const;
+  /// `own_handles`: of runs whose records have only the handles of what lies on the host.
+  std::vector<std::byte> plan_of(uint32_t host, uint32_t devices, bool own_handles = false) const;
   /// The communicator of each node of a host's plan. `by_slice[slice]`: the communicator of a slice of several hosts.
   std::vector<uint32_t> communicators_of(uint32_t host, std::span<const uint32_t> by_slice) const;
   /// The checksums of the results of a run of plan `plan_id`, given those of the arguments.

@@ -102,8 +102,18 @@ const Simulation::Program& Simulation::add_program(ModelledProgram program, bool
   }
   controller_->add_plan(entry->ref.plan, program.nodes());
   if (client) controller_->register_plan(entry->ref.plan, *client, entry->ref.group, devices_of(program));
+  if (options_.own_handles) {
+    std::vector<GroupId> groups;
+    for (const ModelledSlice& slice : program.slices()) groups.push_back(add_group(slice.hosts));
+    PlanMemory memory;
+    memory.client = client.value();
+    for (const uint32_t value : program.results()) memory.results.push_back({groups[program.slice_of(value)]});
+    auto& argument_groups = memory.argument_groups.emplace();
+    for (const uint32_t value : program.arguments()) argument_groups.push_back(groups[program.slice_of(value)]);
+    controller_->set_plan_memory(entry->ref.plan, std::move(memory));
+  }
   for (const uint32_t h : entry->hosts) {
-    Plan plan = Plan::parse(program.plan_of(h, options_.devices));
+    Plan plan = Plan::parse(program.plan_of(h, options_.devices, options_.own_handles));
     backends_[h]->learn(entry->ref.plan, plan, program.communicators_of(h, communicators));
     hosts_[h]->add_plan(entry->ref.plan, std::move(plan));
     if (compiled) hosts_[h]->set_compiled(entry->ref.plan, std::nullopt);

@@ -42,6 +42,7 @@ struct SimulationOptions {
   uint32_t client_ring_bytes = 1u << 16;
   std::optional<uint32_t> swapping_host = {};  ///< it swaps each `swap_every`-th pair of runs
   uint32_t swap_every = 3;
+  bool own_handles = false;  ///< each host of a run gets only its own handles; every program has its client
 };
 
 class Simulation {

@@ -89,7 +89,9 @@ class NativeNumbers:
         """Gives the native controller the memory that a run of a program takes, as each host computed it (MEM-2)."""
         parts = [part for _, part in sorted(memory.items())]
         if parts:
-            entries = ledger_entries(
+            needs, results, arguments = ledger_entries(
                 parts, bindings, list(memory), self._resources.topology, self.space_set, self.group
             )
-            self._native.set_plan_memory(number, client, name, parts[0].biggest, *entries, parts[0].donated)
+            self._native.set_plan_memory(
+                number, client, name, parts[0].biggest, needs, results, parts[0].donated, arguments
+            )

@@ -261,10 +261,13 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
         steps.append((node, write_node))
 
     builder = _native.PlanBuilder(host, bound.devices_per_host, len(local))
-    absent = _native.NO_VALUE
-    builder.set_arguments([local[v] if is_here(v) else absent for v in program.arguments])
-    builder.set_results([local[v] if is_here(v) else absent for v in program.results])
-    builder.set_donated([position for position, given in enumerate(program.donated_arguments) if given])
+    # The controller sends a host only the handles of what lies there.
+    given = [
+        (v, donated) for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if is_here(v)
+    ]
+    builder.set_arguments([local[v] for v, _ in given])
+    builder.set_results([local[v] for v in program.results if is_here(v)])
+    builder.set_donated([position for position, (_, donated) in enumerate(given) if donated])
     branching = bound.branching()
     if branching is None:
         for _, write_node in steps:

@@ -64,7 +64,8 @@ class ResultMemory:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramMemory:
-    """The memory that a run takes, computed by one host. `results` and `donated` are the same on all hosts.
+    """The memory that a run takes, computed by one host. `results`, `donated` and `arguments`, which are the meshes of
+    the arguments, are the same on all hosts.
 
     `receive_peak` is the most that the host's memory for transfers holds of the run; `biggest` names the biggest
     buffers.
@@ -75,6 +76,7 @@ class ProgramMemory:
     results: tuple[ResultMemory, ...]
     donated: tuple[int, ...]
     biggest: str
+    arguments: tuple[int, ...]
 
 
 class Profile:
@@ -141,6 +143,7 @@ class Profile:
             tuple(self._results()),
             tuple(position for position, given in enumerate(program.donated_arguments) if given),
             self._biggest(),
+            tuple(program.values[value].mesh for value in program.arguments),
         )
 
     def arrivals(self, meshes: frozenset[int]) -> tuple[dict[int, list[int]], set[int]]:
@@ -338,12 +341,13 @@ def ledger_entries(
     topology: Topology,
     space_set: Callable[[Sequence[int]], int],
     group: Callable[[Sequence[int]], int],
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]:
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]], list[int]]:
     """The numbers by which the native controller admits a run, from the parts that the `hosts` computed.
 
     Memory spaces are numbered: first the devices by their numbers, then each host's memory for transfers. `space_set`
     and `group` give the controller's number of a set of memory spaces and of a set of hosts. Returns (space, peak,
-    eager) for each space of the run, and (group, space set, bytes, argument, same as) for each result.
+    eager) for each space of the run, (group, space set, bytes, argument, same as) for each result, and the group of
+    each argument.
     """
     needs = [(need.device, need.peak, need.eager) for part in parts for need in part.devices]
     needs += [
@@ -353,18 +357,21 @@ def ledger_entries(
     ]
     places: dict[tuple[int, bool, bool], tuple[int, int]] = {}  # results lie in few places, and a program has many
 
+    def holders_of(mesh: int) -> Sequence[int]:
+        return topology.hosts_of(tuple(bindings[mesh]))
+
     def place(result: ResultMemory) -> tuple[int, int]:
         key = result.mesh, result.on_host, result.is_either
         if key not in places:
-            devices = bindings[result.mesh]
-            holders = topology.hosts_of(tuple(devices))
+            devices, holders = bindings[result.mesh], holders_of(result.mesh)
             spaces = [topology.devices + host for host in holders] if result.on_host else []
             spaces += devices if result.is_either or not result.on_host else ()
             places[key] = group(holders), space_set(spaces)
         return places[key]
 
     results = [(*place(result), result.bytes, result.argument, result.same_as) for result in parts[0].results]
-    return needs, results
+    groups = {mesh: group(holders_of(mesh)) for mesh in set(parts[0].arguments)}
+    return needs, results, [groups[mesh] for mesh in parts[0].arguments]
 
 
 def block_bytes(nbytes: int) -> int:

@@ -128,7 +128,7 @@ def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
     results = (ResultMemory(0, 8), ResultMemory(0, 16))
-    memory = [ProgramMemory((DeviceNeed(host, 24, 0),), 0, results, (), "") for host in range(2)]
+    memory = [ProgramMemory((DeviceNeed(host, 24, 0),), 0, results, (), "", ()) for host in range(2)]
     admitted: list[Any] = []
 
     async def run() -> None:
@@ -166,7 +166,9 @@ def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
 
 def test_each_place_of_results_is_looked_up_once() -> None:
     parts = [
-        ProgramMemory((DeviceNeed(host, 24, 0),), 5, tuple(ResultMemory(0, n, n == 3) for n in range(5)), (), "")
+        ProgramMemory(
+            (DeviceNeed(host, 24, 0),), 5, tuple(ResultMemory(0, n, n == 3) for n in range(5)), (), "", (0, 0)
+        )
         for host in range(2)
     ]
     asked: list[tuple[int, ...]] = []
@@ -175,7 +177,14 @@ def test_each_place_of_results_is_looked_up_once() -> None:
         asked.append(tuple(members))
         return len(asked)
 
-    needs, results = ledger_entries(parts, [(0, 1)], [0, 1], Topology.grid(1, 2, 1), number_of, number_of)
+    needs, results, arguments = ledger_entries(parts, [(0, 1)], [0, 1], Topology.grid(1, 2, 1), number_of, number_of)
     assert needs == [(0, 24, 0), (1, 24, 0), (2, 5, 0), (3, 5, 0)]
-    assert asked == [(0, 1), (0, 1), (0, 1), (2, 3)]  # the hosts and the spaces of either place
+    assert asked == [
+        (0, 1),
+        (0, 1),
+        (0, 1),
+        (2, 3),
+        (0, 1),
+    ]  # the hosts and the spaces of either place; who holds arguments
+    assert arguments == [5, 5]
     assert results == [(1, 2, 0, -1, -1), (1, 2, 1, -1, -1), (1, 2, 2, -1, -1), (3, 4, 3, -1, -1), (1, 2, 4, -1, -1)]

@@ -121,7 +121,7 @@ struct Shape {
   bool gang = false;
 };
 
-inline const std::array<Shape, 7> kShapes = {
+inline const std::array<Shape, 8> kShapes = {
     Shape{},
     Shape{kBoth, kWorth, {}, {}, kBoth},
     Shape{kFirst, kWorth, {kFirst}, {0}, kFirst},
@@ -129,6 +129,7 @@ inline const std::array<Shape, 7> kShapes = {
     Shape{kBoth, kWorth, {kBoth}, {}, kBoth, true},
     Shape{kFirst, kWorth / 10, {kFirst}, {}, kFirst},
     Shape{kBoth, kWorth, {kFirst, kBoth}, {1}, kBoth},
+    Shape{kBoth, kWorth, {kFirst, kBoth}, {0}, kBoth},
 };
 
 inline bool has(GroupId group, uint32_t host) { return group == kAll || group == kBoth || group == host + 1; }
@@ -177,25 +178,20 @@ struct KeptMemory : ::testing::Test {
   /// The set of the devices on which the plans have their values.
   SpaceSetId set_of(GroupId group) const { return sets[group - 1]; }
   void add_plan(uint32_t id, const Shape& shape, uint32_t h) {
-    const auto arguments = static_cast<uint32_t>(shape.arguments.size());
     CountingBackend& backend = hosts[h]->backend;
     backend.calls.resize(id + 1);
     if (!has(shape.group, h)) return;
-    std::vector<uint32_t> here, inputs;
-    for (uint32_t i = 0; i < arguments; ++i) {
-      here.push_back(has(shape.arguments[i], h) ? i : kNoValue);
-      if (here.back() != kNoValue) inputs.push_back(i);
+    std::vector<uint32_t> inputs, taken;  // what lies here, which the host's part of a run names
+    for (uint32_t i = 0; i < shape.arguments.size(); ++i) {
+      if (!has(shape.arguments[i], h)) continue;
+      const auto value = static_cast<uint32_t>(inputs.size());
+      if (std::find(shape.donated.begin(), shape.donated.end(), i) != shape.donated.end()) taken.push_back(value);
+      inputs.push_back(value);
     }
-    // Values are numbered without gaps on each host.
-    uint32_t values = 0;
-    for (uint32_t& value : here) value = value == kNoValue ? kNoValue : values++;
-    inputs.resize(values);
-    for (uint32_t i = 0; i < values; ++i) inputs[i] = i;
+    auto values = static_cast<uint32_t>(inputs.size());
     PlanSizes sizes;
     std::vector<PlanBuilder::Node> nodes;
-    uint32_t result = here.empty() ? kNoValue : here[0];
-    std::vector<uint32_t> taken;
-    for (const uint32_t position : shape.donated) taken.push_back(here[position]);
+    uint32_t result = inputs.empty() ? kNoValue : inputs[0];
     if (!shape.is_passed_through) {
       result = values++;
       nodes.push_back(call(inputs, {result}, 1, shape.gang));
@@ -205,15 +201,15 @@ struct KeptMemory : ::testing::Test {
     }
     sizes.values.assign(values, kWorth);
     if (!shape.is_passed_through) sizes.values.back() = shape.bytes;
-    PlanBuilder builder = plan_of(here, nodes, {result}, values, h, kDevicesEach);
-    builder.set_donated(shape.donated);
+    PlanBuilder builder = plan_of(inputs, nodes, {result}, values, h, kDevicesEach);
+    builder.set_donated(taken);
     hosts[h]->executor.add_plan(id, Plan::parse(builder.finish()), client);
     hosts[h]->executor.set_compiled(id, std::nullopt, sizes);
   }
   void add_plan(const Shape& shape) {
     const uint32_t id = next_plan++;
     for (uint32_t h = 0; h < kHosts; ++h) add_plan(id, shape, h);
-    PlanMemory memory{client, "a plan", {}, {}, {}, shape.donated};
+    PlanMemory memory{client, "a plan", {}, {}, {}, shape.donated, shape.arguments};
     for (uint32_t h = 0; h < kHosts; ++h) {
       if (has(shape.group, h)) memory.needs.push_back({h * kDevicesEach, shape.bytes, 0});
     }

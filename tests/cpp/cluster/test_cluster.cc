@@ -114,6 +114,13 @@ TEST(Cluster, ManyClientsThrottled) {
   play_many(scene, kSeeds / 2 + 1);
 }
 
+Scene own_handles(Scene scene) {
+  scene.options.own_handles = true;
+  scene.clients = 1;
+  return scene;
+}
+TEST(Cluster, OwnHandles) { play_many(own_handles({small(), 1, 400, {15, 45, 15, 10, 15}}), 2 * kSeeds); }
+
 Scene sequential(Scene scene) {
   scene.options.sequential = true;
   return scene;

@@ -90,11 +90,22 @@ TEST_F(KeptMemory, ADonationOfABufferOnOtherHosts) {
   expect_evicted();
 }
 
-TEST_F(KeptMemory, ADonationByARunWithTooManyArguments) {  // the hosts refuse the run, and drop the argument
+TEST_F(KeptMemory, ADonationOfABufferOnMoreHostsThanTakeIt) {  // the run goes to them, but not as the argument's
+  put(kA, kFirst);
+  put(kB, kBoth);
+  run(6, {kB, kA}, kC);
+  expect_kept_and_counted();  // the first argument is only read
+  join();
+  put(kA, kBoth);
+  put(kB, kSecond);
+  run(7, {kA, kB}, kC);
+  expect_evicted();
+}
+
+TEST_F(KeptMemory, ADonationByARunWithTooManyArguments) {
   put(kA, kFirst);
   run(2, {kA, kA}, kB);
-  release(kFirst, {kB});
-  expect_kept_and_counted();
+  expect_evicted();
 }
 
 TEST_F(KeptMemory, ADonationByARunThatFails) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -35,7 +36,8 @@ inline Stage make_stage(Simulation& sim, std::vector<ModelledSlice> slices, uint
     for (uint64_t i = 1 + random() % 3; i > 0; --i)
       arguments.push_back(static_cast<uint32_t>(random() % slices.size()));
     const auto size = static_cast<uint32_t>(1 + random() % calls);
-    stage.programs.push_back(&sim.add_program(make_random_program(slices, size, arguments, random())));
+    const auto client = sim.options().own_handles ? std::optional<uint32_t>(0) : std::nullopt;
+    stage.programs.push_back(&sim.add_program(make_random_program(slices, size, arguments, random()), true, client));
   }
   return stage;
 }

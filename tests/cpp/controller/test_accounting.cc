@@ -134,11 +134,25 @@ TEST_F(Accounting, ARunWithOtherResultsThanItsPlans) {
     run(*bad, number == 1 ? kBad : kBad + number, results);
     for (int i = 0; i < 4; ++i) pass();
     bad->poll_inbox();
-    EXPECT_NE(bad->cluster_failure().find(std::to_string(results) + " results, but the plan has 1"), std::string::npos)
-        << bad->cluster_failure();
+    const std::string why =
+        "0 arguments and " + std::to_string(results) + " results, but the plan has 0 arguments and 1";
+    EXPECT_NE(bad->cluster_failure().find(why), std::string::npos) << bad->cluster_failure();
     EXPECT_EQ(granted().count(number), 0u);
     join();
   }
+}
+
+/// Its hosts could not get their parts of it.
+TEST_F(Accounting, ARunWithOtherArgumentsThanItsPlans) {
+  PlanMemory memory = memory_of(1, 100);
+  memory.argument_groups = {kFirst};
+  controller->set_plan_memory(kBad, memory);
+  run(*bad, kBad);
+  for (int i = 0; i < 4; ++i) pass();
+  bad->poll_inbox();
+  EXPECT_NE(bad->cluster_failure().find("has 0 arguments and 1 results, but the plan has 1"), std::string::npos)
+      << bad->cluster_failure();
+  EXPECT_EQ(granted().count(number), 0u);
 }
 
 /// Sends a record with one word behind it, as no client of ours would.

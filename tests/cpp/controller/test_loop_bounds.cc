@@ -66,6 +66,29 @@ TEST_F(LoopBounds, WrongOnesAreRefused) {
   refused([](Composite& c) { c.steps[1].plan = kNumber; }, "composite 900 as a plan");
 }
 
+TEST_F(LoopBounds, APlanWhoseArgumentLiesOnFewerHosts) {
+  const auto whole = simple(3);
+  PlanMemory memory{0, "plan", "", {}, {}, {0}};
+  memory.results = {{2, kNoSpaceSet, 0, -1, -1}};
+  memory.argument_groups = {1, 1};
+  controller->set_plan_memory(1, memory);
+  const auto refused = [&](const char* why) {
+    try {
+      controller->register_composite(kNumber, whole);
+      ADD_FAILURE() << "was taken: " << why;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+    }
+  };
+  refused("number of arguments");
+  memory.argument_groups = {1};
+  controller->set_plan_memory(1, memory);
+  refused("does not go to all its hosts");
+  memory.argument_groups = {2};
+  controller->set_plan_memory(1, memory);
+  controller->register_composite(kNumber, whole);
+}
+
 TEST_F(LoopBounds, AClientThatGivesADonatedArgumentTwiceIsEvicted) {
   add(1, 1, {0});
   Composite whole{"loop", 0, 2, 2, 5, 10, {0}, {4}, {}};
