@@ -64,19 +64,19 @@ class ResultMemory:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramMemory:
-    """The memory that a run takes, computed by one host. `results`, `donated` and `arguments`, which are the meshes of
-    the arguments, are the same on all hosts.
+    """The memory that a run takes, computed by one host.
 
-    `receive_peak` is the most that the host's memory for transfers holds of the run; `biggest` names the biggest
-    buffers.
+    `receive_peak` is the most that the host's memory for transfers holds of the run. The rest is of the whole program,
+    so only its first host tells it: the results, the positions of donated arguments, the biggest buffers as text, and
+    the mesh of each argument. All hosts together would tell it as often as the program has hosts.
     """
 
     devices: tuple[DeviceNeed, ...]
     receive_peak: int
-    results: tuple[ResultMemory, ...]
-    donated: tuple[int, ...]
-    biggest: str
-    arguments: tuple[int, ...]
+    results: tuple[ResultMemory, ...] = ()
+    donated: tuple[int, ...] = ()
+    biggest: str = ""
+    arguments: tuple[int, ...] = ()
 
 
 class Profile:
@@ -137,6 +137,8 @@ class Profile:
             if meshes not in known:  # devices in the same meshes need the same
                 known[meshes] = self._device_walk(meshes, temporary)
             needs.append(DeviceNeed(device, *known[meshes]))
+        if self._host != self._bound.hosts()[0]:
+            return ProgramMemory(tuple(needs), self._receive_walk())
         return ProgramMemory(
             tuple(needs),
             self._receive_walk(),

@@ -237,7 +237,11 @@ def assert_alike(bound: BoundProgram, temporaries: dict[int, int], cpu: bool = T
         assert {need.device for need in part.devices} == set().union(
             *(other.local(mesh) for mesh in range(len(bound.bindings)))
         )
-    assert len({(part.results, part.donated) for part in parts}) == 1, "all hosts say the same of the results"
+    whole, *others = [(part.results, part.donated, part.arguments, part.biggest) for part in parts]
+    assert len(whole[0]) == len(bound.program.results) and whole[2] == tuple(
+        bound.program.values[v].mesh for v in bound.program.arguments
+    )
+    assert set(others) <= {((), (), (), "")}, "only the first host tells what is of the whole program"
     return parts
 
 
