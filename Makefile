@@ -37,7 +37,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports model stress stress-sample soak bench wheel docs clean
+.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -81,6 +81,17 @@ fuzz-ports: $(BUILT) ## a minute of mutated bytes at each port of a cluster of m
 	@$(MAKE) --no-print-directory cpp-asan TARGET="test_fuzz_links test_fuzz_encodings" \
 	    CTEST_ARGS="-R 'fuzz_(links|encodings)' --timeout 3600 --verbose"
 	@python -m pytest -q -s tests/python/test_machine_fuzz.py
+
+# In a checkout of its own, as an installation of ours builds in its own tree. gcc's library goes into every process,
+# and the C++ library with it, or it would not see what other extensions throw.
+ASAN_TREE := build/asan-tree
+ASAN_LIBRARIES = $(foreach library,libasan.so libstdc++.so,$(realpath $(shell g++ -print-file-name=$(library))))
+asan-ports: ## the same with controller, agents and hosts under AddressSanitizer: what is committed, built with g++
+	@rm -rf $(ASAN_TREE) && git clone --quiet . $(ASAN_TREE)
+	@CXX=g++ SKBUILD_CMAKE_DEFINE=PATHWAYS_SANITIZE=address $(MAKE) --no-print-directory -C $(ASAN_TREE) VENV=.venv setup
+	@cd $(ASAN_TREE) && PATHWAYS_FUZZ_EACH=$(PORT_SECONDS) LD_PRELOAD="$(ASAN_LIBRARIES)" \
+	    ASAN_OPTIONS=detect_leaks=0,halt_on_error=1,abort_on_error=1,handle_segv=0 \
+	    .venv/bin/python -m pytest -q -s -n 0 tests/python/test_machine_fuzz.py
 
 # Configure, build and test a preset of CMakePresets.json, quietly unless something fails.
 cpp-%: $(DEPS)
