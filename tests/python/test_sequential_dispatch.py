@@ -45,3 +45,22 @@ def test_results_and_errors_are_those_of_parallel_dispatch() -> None:
         with pytest.raises((errors.PathwaysError, RuntimeError, ValueError)):
             np.asarray(total(deleted))
         np.testing.assert_allclose(np.asarray(there_and_back(x)), plain(x))
+
+
+@pytest.mark.slow
+def test_rows_that_are_there_before_their_exchange() -> None:
+    """The rows are arguments, so a host has them before it is told to prepare the exchange."""
+    with pw.connect(pw.LocalCluster(islands=2, devices_per_host=2, dispatch="sequential"), progress=False):
+        devices = pw.make_virtual_device_set()
+        first, second = (devices.add_slice(devices=2, island=island) for island in (0, 1))
+        triple = pw.jit(lambda x: x * 3, devices=second, out_shardings=P("x"))
+
+        @pw.program
+        def visit(x: jax.Array, to: jax.Array) -> jax.Array:
+            sent = pw.exchange(x, to, to=second, capacity=8, overflow="drop")
+            return sent.back(triple(sent.rows))
+
+        x, to = np.arange(24, dtype=np.float32).reshape(8, 3), np.arange(8, dtype=np.int32) % 2
+        for _ in range(3):
+            got = visit(pw.device_put(x, first, P("x")), pw.device_put(to, first, P("x")))
+            np.testing.assert_array_equal(np.asarray(got), x * 3)
