@@ -15,7 +15,8 @@ and the token would have to stay good as long. The controller ends with this pro
 restart needs this process.
 
 RAY-2 (healing): Ray restarts an actor that dies, on another node if its own is gone. A thread of this process sees
-that, and calls the actor again. An actor that was killed for good gets a successor in its bundle.
+that, and calls the actor again. An actor that was killed for good gets a successor in its bundle. An agent that leaves
+because its machine was drained is not started again, and its actor ends.
 
 RAY-3 (free): after `close`, Ray has neither the actors nor the placement group. If this process ends without `close`,
 Ray removes both, because they belong to this process's job.
@@ -24,6 +25,7 @@ Ray removes both, because they belong to this process's job.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -37,7 +39,7 @@ from pathways import errors
 from pathways.cluster import ray_resources
 from pathways.cluster.launcher import Listening, Progress, start_local_cluster
 from pathways.cluster.ray_agent import END_TIMEOUT_S, RayAgent
-from pathways.cluster.ray_resources import RayPlacement
+from pathways.cluster.ray_resources import RayConnection, RayPlacement
 from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import ClusterOptions
@@ -122,10 +124,10 @@ def start_ray_cluster(
 class RayClusterHandle:
     """A cluster with its agents in Ray, which this process started and owns. `close` from one thread at a time."""
 
-    def __init__(self, ray: Any, has_connected: bool) -> None:
-        """Starts nothing yet. `has_connected`: this process was not connected to Ray before; `close` disconnects it."""
+    def __init__(self, ray: Any, connection: RayConnection) -> None:
+        """Starts nothing yet."""
         self._ray = ray
-        self._has_connected = has_connected
+        self._connection = connection
         self._pid = os.getpid()
         self._is_closed = False
         self._group: Any = None
@@ -133,7 +135,8 @@ class RayClusterHandle:
         self._options: dict[str, Any] = {}
         self._local: Any = None
         self._actors: dict[int, Any] = {}  # by island
-        self._runs: dict[Any, int] = {}  # the islands of the calls of `RayAgent.run` under way
+        # The islands of the calls of `RayAgent.run` under way.
+        self._runs: dict[concurrent.futures.Future[str], int] = {}
         self._starts_at: dict[int, float] = {}  # islands whose agent starts again at that moment
         self._pauses: dict[int, float] = {}
         #: Why the agent of an island ended last.
@@ -183,7 +186,8 @@ class RayClusterHandle:
             self._actors[island] = self._new_actor(island)
             self._start_agent(island)
         while True:
-            for island, why, is_final in self._ended(_LOOK_S):
+            self._wait_ended(_LOOK_S)
+            for island, why, is_final in self._ended():
                 if is_final:
                     raise errors.from_text(why, errors.ConnectError)
                 self._start_later(island, why)
@@ -221,15 +225,23 @@ class RayClusterHandle:
         }
         is_encrypted = not local.insecure_plaintext
         run = self._actors[island].run.remote(local.port, token, is_encrypted, island, shape)
-        self._runs[run] = island
+        self._runs[run.future()] = island
 
     # ---- healing (RAY-2)
 
     def _watch(self) -> None:
-        # Ray starts anew by itself when it is asked something after `ray.shutdown`.
-        while not self._is_ending.is_set() and self._local.is_alive() and self._ray.is_initialized():
+        while not self._is_ending.is_set() and self._local.is_alive():
+            # A thread that waits inside Ray may crash when the program calls `ray.shutdown`. So this one waits outside,
+            # and asks Ray only when there is something to do. Ray starts anew by itself when it is asked afterwards.
+            if not self._wait_ended(_LOOK_S) and not self._due():
+                continue
             try:
-                for island, why, _ in self._ended(_LOOK_S):
+                if not self._connection.is_there():
+                    return
+                for island, why, _ in self._ended():
+                    if isinstance(errors.from_text(why, errors.ConnectError), errors.ClusterClosedError):
+                        self._let_go(island, why)
+                        continue
                     _log.warning("the agent of island %d ended and is started again: %s", island, why)
                     self._start_later(island, why)
                 self._start_due()
@@ -237,17 +249,20 @@ class RayClusterHandle:
                 _log.warning("Ray does not answer; agents that end are not started again until it does: %s", error)
                 self._is_ending.wait(LONGEST_PAUSE_S)
 
-    def _ended(self, timeout_s: float) -> list[tuple[int, str, bool]]:
-        """Islands whose agent ended since the last call, why, and whether another start would end in the same way."""
-        ray, found = self._ray, []
+    def _wait_ended(self, timeout_s: float) -> bool:
+        """Waits so long, or until an agent has ended. Returns whether one has. Asks nothing of Ray."""
         if not self._runs:
             self._is_ending.wait(timeout_s)
-            return []
-        done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=timeout_s)
-        for run in done:
+            return False
+        return bool(concurrent.futures.wait(self._runs, timeout_s, concurrent.futures.FIRST_COMPLETED).done)
+
+    def _ended(self) -> list[tuple[int, str, bool]]:
+        """Islands whose agent ended since the last call, why, and whether another start would end in the same way."""
+        ray, found = self._ray, []
+        for run in [run for run in self._runs if run.done()]:
             island, is_final = self._runs.pop(run), False
             try:
-                why = ray.get(run) or "ConnectError: somebody told it to end"
+                why = run.result() or "ConnectError: somebody told it to end"
                 is_final = isinstance(errors.from_text(why, errors.ConnectError), _FINAL)
             except ray.exceptions.ActorDiedError as error:
                 why = f"ConnectError: Ray gave its actor up: {_short(error)}"
@@ -259,6 +274,13 @@ class RayClusterHandle:
             found.append((island, why, is_final))
         return found
 
+    def _let_go(self, island: int, why: str) -> None:
+        """Ends the actor of an island whose machine was drained."""
+        _log.info("island %d has left: %s", island, why)
+        self.failures[island] = why
+        self._starts_at.pop(island, None)
+        self._ray.kill(self._actors.pop(island))
+
     def _start_later(self, island: int, why: str) -> None:
         """An agent that ends soon after its start waits longer each time."""
         now = time.monotonic()
@@ -269,10 +291,14 @@ class RayClusterHandle:
         self._starts_at[island] = now + self._pauses[island]
         self.failures[island] = why
 
-    def _start_due(self) -> None:
+    def _due(self) -> list[int]:
+        """Islands whose agent is to start again now."""
         now, running = time.monotonic(), set(self._runs.values())
-        for island, moment in self._starts_at.items():
-            if moment <= now and island not in running and not self._is_ending.is_set():
+        return [island for island, moment in self._starts_at.items() if moment <= now and island not in running]
+
+    def _start_due(self) -> None:
+        for island in self._due():
+            if not self._is_ending.is_set():
                 self._start_agent(island)
 
     # ---- the end
@@ -292,12 +318,14 @@ class RayClusterHandle:
         finally:
             if self._local is not None:
                 self._local.close()
-            if self._has_connected:
-                self._ray.shutdown()
+            self._connection.close()
 
     def _end_agents(self) -> None:
         ray = self._ray
-        if not ray.is_initialized():
+        if not self._connection.is_there():
+            return
+        if not self._connection.is_reachable():
+            _log.warning("Ray does not answer: what the cluster had in Ray is free when this process is disconnected")
             return
         started = list(self._actors.values())
         if ends := [actor.end.remote() for actor in started]:

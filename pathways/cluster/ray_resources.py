@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pathways import errors
 from pathways.process.children import Deadline
@@ -120,12 +120,71 @@ def failures_of(ray: Any) -> tuple[type[BaseException], ...]:
     return (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError)
 
 
-def connect_ray(ray: Any, address: str, timeout_s: float) -> bool:
-    """Connects this process to Ray. Returns False if it was connected before, and stays so.
+class RayConnection:
+    """This process's connection to Ray, as one cluster uses it.
+
+    A process has one connection at a time. If a cluster made it, the last cluster that uses it ends it. If the program
+    made it, it stays. After `ray.shutdown` the program may make another one, which is not this one.
+    """
+
+    #: How many clusters use a connection that one of them made, by `_named`. Guarded by `changing`.
+    _clusters: ClassVar[dict[tuple[str, str], int]] = {}
+    #: Held while the connection of this process is made or ended.
+    changing: ClassVar[threading.RLock] = threading.RLock()
+
+    def __init__(self, ray: Any, is_new: bool) -> None:
+        """`is_new`: it was made for this cluster. The caller holds `changing`."""
+        self._ray = ray
+        self._name = self._named()
+        self._is_ours = is_new or self._name in self._clusters
+        if self._is_ours:
+            self._clusters[self._name] = self._clusters.get(self._name, 0) + 1
+
+    def is_there(self) -> bool:
+        """Whether this process still has this connection. Raises one of `failures_of` when Ray does not say."""
+        return self._ray.is_initialized() and self._named() == self._name
+
+    def is_reachable(self) -> bool:
+        """Whether somebody listens at Ray's address. If not, a question to Ray ends this process after a minute."""
+        from ray.util.client import ray as client
+
+        if client.is_connected():  # the address may be good only inside of the Ray cluster
+            return True
+        with contextlib.suppress(errors.ConnectError):
+            _check_reachable(self._name[0], _REACH_TIMEOUT_S)
+            return True
+        return False
+
+    def _named(self) -> tuple[str, str]:
+        """What tells the connections of this process apart: the Ray cluster, and the number that it gave this one."""
+        context = self._ray.get_runtime_context()
+        return str(context.gcs_address), str(context.get_job_id())
+
+    def close(self) -> None:
+        """This cluster needs it no more. Called once."""
+        if not self._is_ours:
+            return
+        with self.changing:
+            self._clusters[self._name] -= 1
+            if self._clusters[self._name] == 0:
+                del self._clusters[self._name]
+                with contextlib.suppress(*failures_of(self._ray)):
+                    if self.is_there():
+                        self._ray.shutdown()
+
+
+def connect_ray(ray: Any, address: str, timeout_s: float) -> RayConnection:
+    """Connects this process to Ray, unless it is connected.
 
     Raises:
         ConnectError: there is no Ray cluster at the address, or this process is connected to another one.
     """
+    with RayConnection.changing:
+        return RayConnection(ray, _made_connection(ray, address, timeout_s))
+
+
+def _made_connection(ray: Any, address: str, timeout_s: float) -> bool:
+    """Returns whether it made a connection: this process had none."""
     if ray.is_initialized():
         now = ray.get_runtime_context().gcs_address
         if address not in ("auto", "local", now) and not address.startswith("ray://"):

@@ -9,6 +9,7 @@ Map from label to test:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import json
 import os
@@ -28,6 +29,7 @@ from control_clusters import eventually, is_running
 from ray_nodes import RayNodes
 
 import pathways as pw
+from pathways.cluster.ray_agent import machine_name
 from pathways.cluster.ray_resources import RayPlacement
 from pathways.process import environment
 from pathways.process.config import ClusterOptions
@@ -241,6 +243,51 @@ def test_closing_frees_everything(ray_cluster: RayNodes, target: pw.RayCluster) 
 
 @pytest.mark.slow
 @pytest.mark.watchdog(600)
+def test_clusters_share_the_connection_to_ray(target: pw.RayCluster) -> None:
+    """The first one has connected this process. Its end does not disconnect the other one."""
+    import ray
+
+    with pw.connect(target) as first, pw.connect(dataclasses.replace(target, strategy="PACK")) as other:
+        first.close()
+        assert ray.is_initialized()
+        np.testing.assert_array_equal(np.asarray(placed(other, 1, lambda x: x + 1)(X)), X + 1)
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_a_connection_that_the_program_made_later_stays(ray_cluster: RayNodes, target: pw.RayCluster) -> None:
+    """The cluster ended with the connection that it had made. The next connection is not its own."""
+    import ray
+
+    with pw.connect(target):
+        ray.shutdown()
+        ray.init(ray_cluster.address, log_to_driver=False)
+    try:
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_a_machine_that_is_drained_stays_away(cluster: pw.Cluster) -> None:
+    """Its actor ends, and nobody starts the agent again. Its slices go on elsewhere."""
+    call = placed(cluster, 1, lambda x: x + 1)
+    kept = call(X)
+    actor = actor_of(host_pids(cluster)[1])
+    assert cluster.drain(machine_name(1), timeout=60) == 1
+    eventually(lambda: not is_running(actor.pid), "the actor has ended", 30)
+    assert "drain" in cluster._handle.failures[1]
+    tokens = Tokens(authority_folder(cluster._handle._local.directory)).list()
+    np.testing.assert_array_equal(np.asarray(call(kept)), X + 2)
+    assert states(cluster)[0] == "up"
+    assert states(cluster)[1] != "up"
+    assert len(tokens) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
 def test_a_driver_that_is_killed(ray_cluster: RayNodes) -> None:
     """Ray frees what the process had, and no process is left. Here without encryption."""
     code = f"""if True:
@@ -260,6 +307,34 @@ def test_a_driver_that_is_killed(ray_cluster: RayNodes) -> None:
             driver.kill()
     eventually(lambda: not any(is_running(pid) for pid in pids), "the hosts are gone", 30)
     eventually(lambda: free(ray_cluster)["CPU"] == 8.0, "everything is free", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_ray_that_ends_as_a_whole() -> None:
+    """The cluster can be closed, and the program goes on. Ray would end a program that asks it something then."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install pathways[ray]")
+    with RayNodes() as nodes:
+        code = f"""if True:
+            import sys, pathways as pw
+            cluster = pw.connect(pw.RayCluster(ray_address={nodes.address!r}, start_timeout_s={START_S}))
+            print("there", flush=True)
+            sys.stdin.readline()
+            cluster.close()
+            import ray
+            print(ray.is_initialized())
+        """
+        command = [sys.executable, "-c", code]
+        driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "there\n"
+            nodes.close()
+            assert driver.communicate("go\n", timeout=120)[0] == "False\n"
+            assert driver.returncode == 0
+        finally:
+            driver.kill()
+            driver.communicate()
 
 
 @pytest.mark.slow
