@@ -57,7 +57,7 @@ struct CompositeStep {
   std::vector<uint32_t> unread;     ///< values that nothing reads behind the step; of a kEnd, behind its loop
   std::vector<int32_t> finals;      ///< kRun: by output: the composite's result if all loops around are at their last
   std::vector<uint32_t> donated;    ///< kRun: positions of inputs that the run takes
-  bool is_taken_everywhere = true;  ///< kRun: on all hosts of the composite
+  bool is_taken_everywhere = true;  ///< kRun: all hosts of the composite drop what the run takes
   bool decides = false;             ///< kRun: whether a loop that is decided has another iteration
 };
 

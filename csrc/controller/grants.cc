@@ -44,8 +44,9 @@ void Grants::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
 }
 
 void Grants::set_parts(uint32_t plan, GroupId group, const PlanMemory& memory) {
-  for (const GroupId each : memory.argument_groups.value_or(std::vector<GroupId>{})) {
-    if (!has_group(each)) throw Error(Status::kInvalid, "an argument lies on a group that nobody made");
+  const auto is_known = [&](GroupId each) { return has_group(each); };
+  if (!std::all_of(memory.argument_groups->begin(), memory.argument_groups->end(), is_known)) {
+    throw Error(Status::kInvalid, "an argument lies on a group that nobody made");
   }
   auto parts = RunParts::make(memory, group, sequencer_);
   if (plan >= parts_.size() && parts == nullptr) return;

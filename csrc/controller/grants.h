@@ -61,8 +61,8 @@ class Grants {
   void add_plan(uint32_t plan, std::span<const ProgramNode> nodes);
   bool is_unknown_plan(uint32_t plan) const { return sequential_ != nullptr && !sequential_->knows(plan); }
 
-  /// Each host of the plan's runs gets only its own handles from now on. `group`: these hosts. Throws Error(kInvalid)
-  /// when an argument lies on a group that nobody made.
+  /// Each host of the plan's runs gets only its own handles from now on. `group`: these hosts. `memory`
+  /// has argument groups. Throws Error(kInvalid) when nobody made one of them.
   void set_parts(uint32_t plan, GroupId group, const PlanMemory& memory);
 
   /// Gives a record its place in the order, and sends it to its hosts when it is granted at once.

@@ -1,10 +1,9 @@
 #include "controller/run_parts.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
-
-#include "base/check.h"
 
 namespace pathways {
 namespace {

@@ -82,8 +82,8 @@ struct PlanHeader {
   uint32_t values;
   uint32_t nodes;
   uint32_t words;
-  uint32_t arguments;  ///< whose handles the host's part of a run has; their values are words[argument_begin...];
-                       ///< kNoValue: not on this host, whose part then is the whole run
+  uint32_t arguments;  ///< handles of arguments in the host's record of a run; the value of handle i is
+                       ///< words[argument_begin + i]. kNoValue: not on this host, which gets all handles
   uint32_t argument_begin;
   uint32_t results;
   uint32_t result_begin;

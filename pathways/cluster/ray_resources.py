@@ -127,7 +127,7 @@ class RayConnection:
     made it, it stays. After `ray.shutdown` the program may make another one, which is not this one.
     """
 
-    #: How many clusters use a connection that one of them made, by `_named`. Guarded by `changing`.
+    #: How many clusters use a connection that one of them made, by `_identity`. Guarded by `changing`.
     _clusters: ClassVar[dict[tuple[str, str], int]] = {}
     #: Held while the connection of this process is made or ended.
     changing: ClassVar[threading.RLock] = threading.RLock()
@@ -135,14 +135,14 @@ class RayConnection:
     def __init__(self, ray: Any, is_new: bool) -> None:
         """`is_new`: it was made for this cluster. The caller holds `changing`."""
         self._ray = ray
-        self._name = self._named()
-        self._is_ours = is_new or self._name in self._clusters
+        self._which = self._identity()
+        self._is_ours = is_new or self._which in self._clusters
         if self._is_ours:
-            self._clusters[self._name] = self._clusters.get(self._name, 0) + 1
+            self._clusters[self._which] = self._clusters.get(self._which, 0) + 1
 
     def is_there(self) -> bool:
         """Whether this process still has this connection. Raises one of `failures_of` when Ray does not say."""
-        return self._ray.is_initialized() and self._named() == self._name
+        return self._ray.is_initialized() and self._identity() == self._which
 
     def is_reachable(self) -> bool:
         """Whether somebody listens at Ray's address. If not, a question to Ray ends this process after a minute."""
@@ -151,11 +151,11 @@ class RayConnection:
         if client.is_connected():  # the address may be good only inside of the Ray cluster
             return True
         with contextlib.suppress(errors.ConnectError):
-            _check_reachable(self._name[0], _REACH_TIMEOUT_S)
+            _check_reachable(self._which[0], _REACH_TIMEOUT_S)
             return True
         return False
 
-    def _named(self) -> tuple[str, str]:
+    def _identity(self) -> tuple[str, str]:
         """What tells the connections of this process apart: the Ray cluster, and the number that it gave this one."""
         context = self._ray.get_runtime_context()
         return str(context.gcs_address), str(context.get_job_id())
@@ -165,9 +165,9 @@ class RayConnection:
         if not self._is_ours:
             return
         with self.changing:
-            self._clusters[self._name] -= 1
-            if self._clusters[self._name] == 0:
-                del self._clusters[self._name]
+            self._clusters[self._which] -= 1
+            if self._clusters[self._which] == 0:
+                del self._clusters[self._which]
                 with contextlib.suppress(*failures_of(self._ray)):
                     if self.is_there():
                         self._ray.shutdown()

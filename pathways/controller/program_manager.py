@@ -151,6 +151,7 @@ class ProgramManager:
         for host, compiled in program.compiled.items():
             if error := await self._cluster.unless_ended(compiled):
                 raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
+        self._program_of(client, number)  # the client may have gone meanwhile: then nothing more is kept of it
         if not program.is_admitted:
             program.is_admitted = True
             self._cluster.numbers.admit_by(number, client.number, program.name, program.bindings, program.memory)

@@ -164,6 +164,38 @@ def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_goes_when_its_program_is_compiled_leaves_nothing() -> None:
+    """OWN-1: the hosts have compiled it, and who waited for that has not gone on yet."""
+    admitted: list[Any] = []
+
+    async def run() -> None:
+        cluster: Any = types.SimpleNamespace(
+            topology=Topology.grid(1, 1, 1),
+            hosts=[types.SimpleNamespace(is_served=False, number=0)],
+            controller=types.SimpleNamespace(take_forgotten=list),
+            numbers=types.SimpleNamespace(admit_by=lambda *given: admitted.append(given)),
+            register_plan=lambda program: None,
+            unless_ended=lambda future: future,
+        )
+        client: Any = types.SimpleNamespace(number=1, programs=set())
+        manager = ProgramManager(cluster, {1: client}, requests=None)  # type: ignore[arg-type]
+        request = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0])])
+        task = asyncio.ensure_future(manager.register(client, request))
+        await asyncio.sleep(0)
+        (program,) = manager._programs.values()
+        manager.stored(cluster.hosts[0], pb.Answer(number=program.number))
+        waiting = asyncio.ensure_future(manager.wait_compiled(client, await task))
+        await asyncio.sleep(0)
+        part = dump(ProgramMemory((DeviceNeed(0, 24, 0),), 0), pb.ProgramMemory)
+        manager.compiled(cluster.hosts[0], pb.ProgramCompiled(program_id=program.number, memory=part))
+        manager.client_gone(1)
+        with pytest.raises(errors.PlanError, match="no program"):
+            await waiting
+        assert not admitted
+
+    asyncio.run(run())
+
+
 def test_each_place_of_results_is_looked_up_once() -> None:
     parts = [
         ProgramMemory(
