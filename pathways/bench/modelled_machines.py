@@ -54,7 +54,8 @@ class Programs:
     def __init__(self) -> None:
         self._number = -1
         self._bound: BoundProgram
-        self._memory: dict[int, ProgramMemory] = {}  # by the place of a host on its machine, for devices from 0 on
+        #: For devices from 0 on; by the place of a host on its machine, and whether it is the program's first host.
+        self._memory: dict[tuple[int, bool], ProgramMemory] = {}
 
     def bound(self, request: pb.StoreProgram, config: HostConfig) -> BoundProgram:
         """The program on the cluster's devices."""
@@ -67,11 +68,13 @@ class Programs:
 
     def memory(self, profile: Profile, plan: HostPlan, config: HostConfig) -> ProgramMemory:
         """What a run of the program takes on a host. The programs of the bench do the same on each machine, so it is
-        computed for one of them: on a real cluster each host computes its own, on its own cores.
+        computed for one of them: on a real cluster each host computes its own, on its own cores. Only the program's
+        first host tells the results.
         """
-        if config.rank not in self._memory:
-            self._memory[config.rank] = _moved(profile.memory(plan, [0] * len(plan.launches)), -config.first_device)
-        return _moved(self._memory[config.rank], config.first_device)
+        key = config.rank, config.host == self._bound.hosts()[0]
+        if key not in self._memory:
+            self._memory[key] = _moved(profile.memory(plan, [0] * len(plan.launches)), -config.first_device)
+        return _moved(self._memory[key], config.first_device)
 
 
 def _moved(memory: ProgramMemory, by: int) -> ProgramMemory:
