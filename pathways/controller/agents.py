@@ -389,7 +389,12 @@ def open_port(config: ControllerConfig, *served: _Served) -> tuple[Port, Renewal
     """
     folder = authority_folder(config.directory)
     if config.authority:
-        os.makedirs(config.authority, 0o700, exist_ok=True)
+        try:
+            os.makedirs(config.authority, 0o700, exist_ok=True)
+        except OSError as error:
+            raise errors.OptionError(
+                f"the authority cannot be kept in {config.authority}: {error.strerror or error}"
+            ) from None
         os.symlink(config.authority, folder)
     authority = Authority.open_or_create(folder)
     if config.insecure_plaintext:

@@ -51,18 +51,12 @@ async def run(config: ControllerConfig) -> int:
         servers = _servers(cluster, client_manager)
         for each in servers:
             await each.start()
-        if cluster.agents is not None:
-            clients = FarClients(
-                cluster.native,
-                cluster.agents.hub,
-                cluster.status_segment,
-                client_manager.connections,
-                cluster.near_path,
-            )
-            port, _ = open_port(config, cluster.agents, clients)
-        listening = {"event": "listening", "address": cluster.address, "port": str(port.address) if port else ""}
-        os.write(config.report_fd, json.dumps(listening).encode() + b"\n")
-        os.close(config.report_fd)
+        try:
+            port = _port(config, cluster, client_manager)
+        except errors.PathwaysError as error:  # such as an address that is taken: its message says all
+            _report(config, "error", message=str(error))
+            return 1
+        _report(config, "listening", address=cluster.address, port=str(port.address) if port else "")
         await cluster.start_hosts()
         await cluster.done
     finally:
@@ -74,6 +68,23 @@ async def run(config: ControllerConfig) -> int:
             port.close()
         await asyncio.gather(*(each.stop(LAST_WORDS_S) for each in servers))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
+
+
+def _report(config: ControllerConfig, event: str, **fields: str) -> None:
+    """Tells the launcher how the start went. It hears nothing after that."""
+    os.write(config.report_fd, json.dumps({"event": event, **fields}).encode() + b"\n")
+    os.close(config.report_fd)
+
+
+def _port(config: ControllerConfig, cluster: ClusterManager, client_manager: ClientManager) -> Port | None:
+    """Where other machines come in; None: nowhere."""
+    if cluster.agents is None:
+        return None
+    clients = FarClients(
+        cluster.native, cluster.agents.hub, cluster.status_segment, client_manager.connections, cluster.near_path
+    )
+    port, _ = open_port(config, cluster.agents, clients)
+    return port
 
 
 def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[ControlServer]:

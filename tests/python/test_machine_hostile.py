@@ -253,11 +253,16 @@ def test_two_agents_with_one_name(scene: Scene) -> None:
 def test_addresses(scene: Scene) -> None:
     """Nobody hears of these but who gave the address."""
     token = scene.tokens.make(Role.HOST, 600)
+    not_started = "ConnectError: the cluster did not start"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         listening = Listening(f"127.0.0.1:{number}", str(scene.folder / "another"))
-        words = f"cannot listen at 127.0.0.1:{number}: another process has this port"
-        assert words in refusal(lambda: start_local_cluster(1, 1, 1, platform="cpu", listen=listening))
+        words = f"{not_started}: cannot listen at 127.0.0.1:{number}: another process has this port"
+        assert refusal(lambda: start_local_cluster(1, 1, 1, platform="cpu", listen=listening)).startswith(words)
+    nowhere = Listening("127.0.0.1:0", "/proc/authority")
+    assert refusal(lambda: start_local_cluster(1, 1, 1, platform="cpu", listen=nowhere)) == (
+        f"{not_started}: the authority cannot be kept in /proc/authority: No such file or directory"
+    )
     for address, words in (
         ("pathways://nowhere.invalid:7400", "the name 'nowhere.invalid' has no address: look at its spelling"),
         (f"pathways://127.0.0.1:{number}", "nothing listens at 127.0.0.1"),
@@ -266,7 +271,7 @@ def test_addresses(scene: Scene) -> None:
         assert words in refusal(
             lambda address=address: AgentHandle(address, token, str(scene.folder / "x.pem"), name="x", platform="cpu")
         )
-    scene.counts.add("an address of nobody, a port in use", 4, 4)
+    scene.counts.add("an address of nobody, a port in use, a folder that cannot be made", 5, 5)
 
 
 # Bytes.
