@@ -37,10 +37,10 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample soak bench wheel docs clean
+.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=interpreter VENV=folder JOBS=n PYTEST_ARGS='-k name'"
 
@@ -118,6 +118,9 @@ stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 
 stress-sample: $(BUILT) ## a sample of the stress tests, drawn by chance, in a few minutes; the seeds are printed
 	@$(PYTEST) -raP $(STRESS) $(PYTEST_ARGS)
+
+contract-machines: $(BUILT) ## the contract tests over four machines: namespaces; without root, loopback addresses
+	@PATHWAYS_KIND=namespaces $(PYTEST) tests/python/contract $(PYTEST_ARGS)
 
 soak: $(BUILT) ## ten minutes of random programs against NumPy, under small budgets, while hosts are killed
 	@python tests/stress/soak.py $(SOAK_ARGS)

@@ -9,8 +9,9 @@
 * When the session is over, no process that it started may be left.
 * A test with the mark `sampled(share)` plays a share of its cases, drawn anew in each session; the seed is printed
   (`pytest_collection_modifyitems`). `make stress` plays all.
-* `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; or `far`, the
-  same with this process as a client on another machine.
+* `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; `far`, the same
+  with this process as a client on another machine; or `namespaces`, the same as `far` on machines that are network
+  namespaces. Where nobody can make namespaces, this is `far`.
 * `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
   adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
   one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
@@ -55,6 +56,10 @@ hypothesis.settings.register_profile("pathways", deadline=None, derandomize=True
 hypothesis.settings.load_profile("pathways")
 
 _stderr_fd = -1
+_no_namespaces = ""  # why machines are not namespaces, though that was asked for
+KIND = "PATHWAYS_KIND"
+NAMESPACES = "namespaces"
+MACHINES: pytest.StashKey[Any] = pytest.StashKey()
 #: "all", or the seed by which cases are drawn. The processes of pytest-xdist inherit it: all must draw the same.
 SAMPLE = "PATHWAYS_SAMPLE"
 
@@ -66,11 +71,33 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("PATHWAYS_THOROUGHNESS", "1") != "1":
         os.environ[SAMPLE] = "all"
     os.environ.setdefault(SAMPLE, str(random.SystemRandom().getrandbits(32)))
+    if os.environ.get(KIND) == NAMESPACES:
+        _move_to_a_machine(config)
 
 
-def pytest_report_header() -> str:
-    """Says how to draw the same cases again."""
-    return f"{SAMPLE}={os.environ[SAMPLE]} (cases of tables; `all` plays all)"
+def _move_to_a_machine(config: pytest.Config) -> None:
+    """Moves this process to a machine of a network of namespaces, if it is one that plays tests."""
+    global _no_namespaces
+    sys.path.insert(0, str(ROOT / "tests" / "python"))
+    import namespaces
+
+    _no_namespaces = namespaces.why_not() or ""
+    if _no_namespaces:
+        return
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        from namespace_cluster import Machines
+
+        machines = Machines()
+        config.stash[MACHINES] = machines
+        config.add_cleanup(machines.close)
+
+
+def pytest_report_header() -> list[str]:
+    """Says how to draw the same cases again, and where machines are not what was asked for."""
+    lines = [f"{SAMPLE}={os.environ[SAMPLE]} (cases of tables; `all` plays all)"]
+    if _no_namespaces:
+        lines.append(f"{KIND}={NAMESPACES}: {_no_namespaces}, so machines are addresses of 127.0.0.0/8")
+    return lines
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -84,8 +111,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds.append("local")
     if not has_mark("one_island") and not has_mark("one_process"):
         kinds.append("islands")
-    if only := os.environ.get("PATHWAYS_KIND"):
-        kinds = [only]
+    if only := os.environ.get(KIND):
+        kinds = ["far" if only == NAMESPACES and _no_namespaces else only]
     values = [pytest.param(kind, marks=() if kind == "embedded" else pytest.mark.slow) for kind in kinds]
     metafunc.parametrize("kind_of_cluster", values, scope="function")
 
@@ -170,11 +197,12 @@ CLUSTERS: dict[str, dict[str, int] | None] = {
     "machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 1, "machines": 2},
     "agents": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
     "far": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
+    "namespaces": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
 }
 
 
 @pytest.fixture(scope="session")
-def sessions() -> Iterator[Callable[[str], Any]]:
+def sessions(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Any]]:
     """Connects to a cluster of `CLUSTERS` by name, once for all tests; starts it anew if a test closed or lost it."""
     import pathways as pw
 
@@ -189,6 +217,15 @@ def sessions() -> Iterator[Callable[[str], Any]]:
 
                 machines[:] = [MachineCluster(**shape)]
             opened[name] = machines[0].connect() if name == "agents" else machines[0].connect_far()
+            return opened[name]
+        if name == NAMESPACES:
+            from namespace_cluster import NamespaceCluster
+
+            if not machines or not machines[0].is_alive():
+                for each in machines:
+                    each.close()
+                machines[:] = [NamespaceCluster(pytestconfig.stash[MACHINES].network, **shape)]
+            opened[name] = machines[0].connect()
             return opened[name]
         opened[name] = pw.connect(None if shape is None else pw.LocalCluster(**shape))
         return opened[name]
@@ -234,6 +271,12 @@ def agents_cluster(sessions: Callable[[str], Any]) -> Any:
 def far_cluster(sessions: Callable[[str], Any]) -> Any:
     """The same, of which this process is a client on another machine."""
     return sessions("far")
+
+
+@pytest.fixture
+def namespaces_cluster(sessions: Callable[[str], Any]) -> Any:
+    """The same on machines that are network namespaces, with `PATHWAYS_KIND=namespaces` only."""
+    return sessions("namespaces")
 
 
 @pytest.fixture

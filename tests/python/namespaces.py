@@ -61,6 +61,10 @@ class Network:
         """The address of a machine."""
         return f"10.203.7.{2 + self._machines.index(machine)}"
 
+    def file_of(self, machine: str) -> str:
+        """The file by which a process can move to a machine's network."""
+        return f"/run/netns/{self._name(machine)}"
+
     def __enter__(self) -> Network:
         with contextlib.ExitStack() as stack:
             switch = self._add(stack, "switch")
