@@ -53,25 +53,26 @@ class Lowering:
 
     def bind(self) -> BoundProgram:
         """On the devices where its slices lie now."""
-        slices = self.slices()
-        for slice_, mesh in zip(slices, self.program.meshes, strict=True):
-            if slice_.mesh_spec != mesh:
-                raise errors.SliceResizedError(
-                    f"program {self.program.name!r} was made for a slice of shape {dict(mesh.axes)}, which is "
-                    f"{slice_!r} now: lower and compile it again"
-                )
-            if slice_.cluster is not self.cluster:
-                raise errors.PlacementError(
-                    f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
-                    f"cluster than its arguments or its other slices ({self.cluster!r})"
-                )
-        topology = self.cluster.control().topology
-        return BoundProgram(
-            self.program,
-            tuple(slice_.binding.devices for slice_ in slices),
-            topology.devices_per_host,
-            topology.island_of_hosts if self.program.has_choices else (),
-        )
+        with self.cluster.steady:  # no slice moves or gets another shape between the look at it and its devices
+            slices = self.slices()
+            for slice_, mesh in zip(slices, self.program.meshes, strict=True):
+                if slice_.mesh_spec != mesh:
+                    raise errors.SliceResizedError(
+                        f"program {self.program.name!r} was made for a slice of shape {dict(mesh.axes)}, which is "
+                        f"{slice_!r} now: lower and compile it again"
+                    )
+                if slice_.cluster is not self.cluster:
+                    raise errors.PlacementError(
+                        f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
+                        f"cluster than its arguments or its other slices ({self.cluster!r})"
+                    )
+            topology = self.cluster.control().topology
+            return BoundProgram(
+                self.program,
+                tuple(slice_.binding.devices for slice_ in slices),
+                topology.devices_per_host,
+                topology.island_of_hosts if self.program.has_choices else (),
+            )
 
     def register(self) -> tuple[Registration, BoundProgram]:
         """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""

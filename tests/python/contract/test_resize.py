@@ -3,6 +3,7 @@ for the old shape is compiled again; and what cannot be cut so, or has no room, 
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.api.compiled import Lowering
 
 VALUE = np.arange(16, dtype=np.float32).reshape(4, 4)
 
@@ -423,3 +425,25 @@ def test_any_sequence_of_shapes(sessions: Callable[[str], Any], shapes: list[tup
         arrays = [array - 1 for array in arrays]
     for number, array in enumerate(arrays):
         np.testing.assert_array_equal(np.asarray(array), value + number)
+
+
+def test_a_slice_gets_another_shape_while_a_program_is_bound_to_it(
+    add: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread resizes it when the program has looked at the shape, and has not taken the devices yet."""
+    slice_ = add(2)
+    f = pw.jit(lambda x: x + 3, devices=slice_, in_shardings=P("x"))
+    grow = threading.Thread(target=slice_.resize, args=((4,),))
+    control, bind = type(cluster).control, Lowering.bind
+
+    def look(self: Any) -> Any:
+        if inspect.currentframe().f_back.f_code is bind.__code__ and grow.ident is None:
+            grow.start()
+            grow.join(1)  # it waits for the program
+        return control(self)
+
+    monkeypatch.setattr(type(cluster), "control", look)
+    np.testing.assert_array_equal(np.asarray(f(VALUE)), VALUE + 3)
+    grow.join()
+    assert slice_.shape == (4,)
+    np.testing.assert_array_equal(np.asarray(f(VALUE)), VALUE + 3)
