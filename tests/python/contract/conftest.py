@@ -38,6 +38,13 @@ def add(cluster: Any) -> Callable[..., Any]:
     return one
 
 
+@pytest.fixture
+def near(cluster: Any) -> None:
+    """The test is for a client on the controller's machine, and is skipped where this process is on another one."""
+    if not cluster.is_embedded and cluster.address.startswith("pathways"):
+        pytest.skip("this process is not on the controller's machine")
+
+
 def is_no_more(kept: Any, than: Any) -> bool:
     """Whether no number in `kept` is above the same number in `than`. It may be below: `than` may have been counted
     while something from before was still to be released."""

@@ -196,6 +196,7 @@ def test_a_deadline_while_a_branch_waits(stage: Stage, quiet: Callable[..., Any]
     quiet(back_to=before)
 
 
+@pytest.mark.usefixtures("near")  # from elsewhere, a process has one connection
 def test_gangs_of_another_client_come_between(stage: Stage, cluster: Any, quiet: Callable[..., Any]) -> None:
     """Two clients alternate on the same devices: the gangs of the one, and branches of the other (GANG-1, OWN-1)."""
     if cluster.is_embedded:

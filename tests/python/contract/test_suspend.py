@@ -94,7 +94,8 @@ def test_away_and_back_bit_by_bit(add: Any, cluster: Any, quiet: Callable[[], An
     assert moved >= sum(array.nbytes for array in arrays)
     assert cluster.suspend(to=to) == 0
     if not cluster.is_embedded:
-        assert [client["suspended"] for client in cluster.stats()["clients"]] == [True]
+        clients = {client["client"]: client["suspended"] for client in cluster.stats()["clients"]}
+        assert clients[cluster.client_id]
     waiting = f(doubled)  # taken after `resume`
     time.sleep(0.05)
     assert not waiting.is_ready()
@@ -134,7 +135,7 @@ def test_its_runs_end_first_and_readers_wait(add: Any, cluster: Any) -> None:
     np.testing.assert_array_equal(read[0], VALUE + 4)
 
 
-@pytest.mark.usefixtures("resumed")
+@pytest.mark.usefixtures("resumed", "near")  # it limits the files of the hosts' processes
 def test_a_full_disk_loses_nothing(add: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other hosts bring back what they had offloaded, and the client goes on."""
     every = [add(1, island) for island in range(len(cluster.islands)) for _ in range(4)]
@@ -151,6 +152,7 @@ def test_a_full_disk_loses_nothing(add: Any, cluster: Any, monkeypatch: pytest.M
     np.testing.assert_array_equal(np.asarray(f(arrays[0])), BIG + 1)
 
 
+@pytest.mark.usefixtures("near")  # from elsewhere, a client may suspend none but itself
 def test_a_client_that_is_not_there(cluster: Any) -> None:
     for call in (cluster.suspend, cluster.resume):
         for number in (77, -1, 1 << 40, "1"):
