@@ -136,8 +136,8 @@ def test_an_import_that_fails_is_the_error_of_the_host() -> None:
 def test_an_import_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "fork_trouble.py").write_text("import time; print('hanging', flush=True); time.sleep(3600)")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    with pytest.raises(errors.ConnectError, match=r"not ready after 3 s; waiting for the fork server(.|\n)*hanging"):
-        start_local_cluster(1, 1, 1, start_timeout_s=3.0, **{**SMALL, "driver": "fork_trouble:start"})
+    with pytest.raises(errors.ConnectError, match=r"not ready after 8 s; waiting for the fork server(.|\n)*hanging"):
+        start_local_cluster(1, 1, 1, start_timeout_s=8.0, **{**SMALL, "driver": "fork_trouble:start"})
 
 
 def test_more_hosts_than_descriptors_fit_one_message() -> None:
