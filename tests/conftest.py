@@ -209,23 +209,23 @@ def sessions(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Any]]:
     opened: dict[str, Any] = {}
     machines: list[Any] = []
 
-    def connect(name: str) -> Any:
-        shape = CLUSTERS[name]
-        if name in ("agents", "far"):
-            if not machines or not machines[0].handle.is_alive():
-                from machines import MachineCluster
-
-                machines[:] = [MachineCluster(**shape)]
-            opened[name] = machines[0].connect() if name == "agents" else machines[0].connect_far()
-            return opened[name]
+    def start(name: str, shape: Any) -> Any:
         if name == NAMESPACES:
             from namespace_cluster import NamespaceCluster
 
+            return NamespaceCluster(pytestconfig.stash[MACHINES].network, **shape)
+        from machines import MachineCluster
+
+        return MachineCluster(**shape)
+
+    def connect(name: str) -> Any:
+        shape = CLUSTERS[name]
+        if name in ("agents", "far", NAMESPACES):
             if not machines or not machines[0].is_alive():
                 for each in machines:
                     each.close()
-                machines[:] = [NamespaceCluster(pytestconfig.stash[MACHINES].network, **shape)]
-            opened[name] = machines[0].connect()
+                machines[:] = [start(name, shape)]
+            opened[name] = machines[0].connect_far() if name == "far" else machines[0].connect()
             return opened[name]
         opened[name] = pw.connect(None if shape is None else pw.LocalCluster(**shape))
         return opened[name]

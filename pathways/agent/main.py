@@ -31,6 +31,7 @@ from pathways.agent.tunnel import TunnelServer
 from pathways.process import environment
 from pathways.process.config import ClusterOptions
 from pathways.process.host_processes import HostProcesses
+from pathways.process.supervisor import report
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import agent_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -100,7 +101,7 @@ class Agent:
         self._end.set()
 
     def _tell(self, event: str, **fields: Any) -> None:
-        os.write(self._config.report_fd, json.dumps({"event": event, **fields}).encode() + b"\n")
+        report(self._config.report_fd, event, **fields)
 
     def _dial(self, purpose: str, **fields: Any) -> tuple[socket.socket, dict[str, Any]]:
         if self._credentials is None:

@@ -396,7 +396,7 @@ def open_port(config: ControllerConfig, *served: _Served) -> tuple[Port, Renewal
                 f"the authority cannot be kept in {config.authority}: {error.strerror or error}"
             ) from None
         os.symlink(config.authority, folder)
-    authority = Authority.open_or_create(folder)
+    authority = Authority.open_or_create(config.authority or folder)  # its messages name the folder
     if config.insecure_plaintext:
         port, renewal = Port(config.listen, None, None, Tokens(folder)), None
     else:

@@ -11,7 +11,6 @@ import asyncio
 import faulthandler
 import functools
 import importlib
-import json
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
 from pathways.process.config import ControllerConfig, load_controller
+from pathways.process.supervisor import report
 from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -54,9 +54,10 @@ async def run(config: ControllerConfig) -> int:
         try:
             port = _port(config, cluster, client_manager)
         except errors.PathwaysError as error:  # such as an address that is taken: its message says all
-            _report(config, "error", message=str(error))
+            report(config.report_fd, "error", message=str(error))
             return 1
-        _report(config, "listening", address=cluster.address, port=str(port.address) if port else "")
+        report(config.report_fd, "listening", address=cluster.address, port=str(port.address) if port else "")
+        os.close(config.report_fd)
         await cluster.start_hosts()
         await cluster.done
     finally:
@@ -68,12 +69,6 @@ async def run(config: ControllerConfig) -> int:
             port.close()
         await asyncio.gather(*(each.stop(LAST_WORDS_S) for each in servers))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
-
-
-def _report(config: ControllerConfig, event: str, **fields: str) -> None:
-    """Tells the launcher how the start went. It hears nothing after that."""
-    os.write(config.report_fd, json.dumps({"event": event, **fields}).encode() + b"\n")
-    os.close(config.report_fd)
 
 
 def _port(config: ControllerConfig, cluster: ClusterManager, client_manager: ClientManager) -> Port | None:

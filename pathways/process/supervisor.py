@@ -66,14 +66,14 @@ def main(argument: str) -> int:
         signal.signal(signal.SIGTERM, lambda *_: _signal(controller.pid, signal.SIGTERM))
         if told:
             controller.terminate()
-        _report(report_fd, {"event": "spawned", "pid": controller.pid})
+        report(report_fd, "spawned", pid=controller.pid)
         status = _watch(controller, owner_fd, config["grace_s"])
         lines: list[str] = []
         with contextlib.suppress(OSError):  # the folder is gone: how the controller ended still counts
             lines = last_lines(log_path)
-        _report(report_fd, {"event": "ended", "returncode": status, "log": "\n".join(lines)})
+        report(report_fd, "ended", returncode=status, log="\n".join(lines))
     except OSError as error:
-        _report(report_fd, {"event": "error", "message": f"cannot start a cluster in {directory}: {error}"})
+        report(report_fd, "error", message=f"cannot start a cluster in {directory}: {error}")
     finally:
         _end_descendants()
         shutil.rmtree(directory, ignore_errors=True)
@@ -156,9 +156,10 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _report(fd: int, message: dict[str, object]) -> None:
+def report(fd: int, event: str, **fields: object) -> None:
+    """Tells the launcher of an event; `Supervised.reports` reads it."""
     with contextlib.suppress(OSError):  # the launcher is gone or has stopped listening
-        os.write(fd, json.dumps(message).encode() + b"\n")
+        os.write(fd, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 
 def last_lines(path: str, lines: int = 15) -> list[str]:

@@ -58,6 +58,10 @@ class MachineCluster:
             self.close()
             raise
 
+    def is_alive(self) -> bool:
+        """Whether the controller still runs."""
+        return self.handle.is_alive()
+
     def start_agent(self, name: str, **what: Any) -> AgentHandle:
         """Starts an agent of this name; it may not have joined yet."""
         token = Tokens(authority_folder(self.handle.directory)).make(Role.HOST, 600.0)

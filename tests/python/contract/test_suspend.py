@@ -95,7 +95,7 @@ def test_away_and_back_bit_by_bit(add: Any, cluster: Any, quiet: Callable[[], An
     assert cluster.suspend(to=to) == 0
     if not cluster.is_embedded:
         clients = {client["client"]: client["suspended"] for client in cluster.stats()["clients"]}
-        assert clients[cluster.client_id]
+        assert clients == {number: number == cluster.client_id for number in clients}
     waiting = f(doubled)  # taken after `resume`
     time.sleep(0.05)
     assert not waiting.is_ready()
