@@ -49,7 +49,7 @@ demo: $(BUILT) ## train a two-stage pipeline on two islands of host processes, a
 
 test: test-cpp test-python ## every test but tests/stress: native ones, under AddressSanitizer with Clang, then Python ones
 
-quick: $(BUILT) ## the tests that take seconds, in less than a minute
+quick: $(BUILT) ## all tests but the slow ones, which start clusters or train
 	@$(PYTEST) -q -m "not slow" --durations=0 --durations-min=1 $(PYTEST_ARGS)
 
 test-cpp: $(NATIVE_TESTS) ## the native tests; under AddressSanitizer where Clang is installed

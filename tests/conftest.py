@@ -8,7 +8,8 @@
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
 * When the session is over, no process that it started may be left.
 * A test with the mark `sampled(share)` plays a share of its cases, drawn anew in each session; the seed is printed
-  (`pytest_collection_modifyitems`). `make stress` plays all.
+  (`pytest_collection_modifyitems`). With `PATHWAYS_SLOW_SHARE`, each file plays that share of its slow tests; CI sets
+  it. `make stress` plays all.
 * `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; `far`, the same
   with this process as a client on another machine; or `namespaces`, the same as `far` on machines that are network
   namespaces. Where nobody can make namespaces, this is `far`.
@@ -50,6 +51,7 @@ pytest.register_assert_rewrite(
 ROOT = pathlib.Path(__file__).parents[1]
 WATCHDOG_S = 180.0
 LEAK_GRACE_S = 10.0
+LONG_SESSION_S, SLOWEST_FILES = 300.0, 40
 
 # Examples are drawn the same way in every run, so that a red test is red again; no deadline, as time is not a result.
 hypothesis.settings.register_profile("pathways", deadline=None, derandomize=True, print_blob=True)
@@ -62,6 +64,8 @@ NAMESPACES = "namespaces"
 MACHINES: pytest.StashKey[Any] = pytest.StashKey()
 #: "all", or the seed by which cases are drawn. The processes of pytest-xdist inherit it: all must draw the same.
 SAMPLE = "PATHWAYS_SAMPLE"
+#: Which share of its slow tests each file plays.
+SLOW_SHARE = "PATHWAYS_SLOW_SHARE"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,6 +104,20 @@ def pytest_report_header() -> list[str]:
     return lines
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says where a long session's time went: seconds per file, with the set-up and tear-down of its tests."""
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    total = sum(seconds.values())
+    if total > LONG_SESSION_S:
+        terminalreporter.section(f"slowest files, of {total:.0f} s in all processes")
+        for name, spent in seconds.most_common(SLOWEST_FILES):
+            terminalreporter.write_line(f"{spent:6.0f} s  {name}")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The kinds of clusters for a test that takes `cluster`: embedded and two islands; with the mark `one_island`
     embedded and one island; with `one_process` embedded alone. `make stress` adds one island to each."""
@@ -119,7 +137,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that are not drawn of each test with the mark `sampled`."""
+    """Leave out the cases that are not drawn of each test with the mark `sampled`, and slow tests of each file."""
     if os.environ[SAMPLE] == "all":
         return
     tables: dict[str, list[pytest.Item]] = collections.defaultdict(list)
@@ -129,11 +147,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[pytest.Item] = set()
     for name, cases in tables.items():
         share = cases[0].get_closest_marker("sampled").args[0]
-        generator = random.Random(f"{os.environ[SAMPLE]} {name}")  # its own: the files that are run do not matter
-        left_out |= set(cases) - set(drawn_cases(cases, math.ceil(share * len(cases)), generator))
+        left_out |= set(cases) - set(drawn_cases(cases, math.ceil(share * len(cases)), _generator(name)))
+    slow: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") and item not in left_out:
+            slow[item.nodeid.partition("::")[0]].append(item)
+    for name, tests in slow.items():
+        count = math.ceil(float(os.environ.get(SLOW_SHARE, "1")) * len(tests))
+        left_out |= set(tests) - set(_generator(name).sample(tests, count))
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+
+
+def _generator(name: str) -> random.Random:
+    """One for each test or file, so which others are run does not matter."""
+    return random.Random(f"{os.environ[SAMPLE]} {name}")
 
 
 def drawn_cases(cases: list[Any], count: int, generator: random.Random) -> list[Any]:

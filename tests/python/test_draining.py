@@ -153,7 +153,7 @@ def test_slices_without_room_are_named_and_nothing_is_drained(cluster: pw.Cluste
     cluster.undrain(host=3)
     big = [pw.device_put(np.ones(5 << 19, np.float32), add(cluster, 1, 0)) for _ in range(4)]  # 10 MiB each
     with pytest.raises(pw.errors.SliceError, match=r"island 0 has still 2 slices: .*client 1: .*memory for transfers"):
-        cluster.drain(island=0, timeout=1)
+        cluster.drain(island=0, timeout=6)
     assert drained(cluster) == []
     for array in big:
         assert float(jnp.sum(array)) == array.size

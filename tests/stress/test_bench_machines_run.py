@@ -13,6 +13,7 @@ from pathways.bench import cli, far_systems
 
 
 @pytest.mark.watchdog(600)
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("what", ["transfer", "dispatch"])
 def test_a_short_run(what: str, tmp_path: pathlib.Path) -> None:
     sizes = ("--kib", "4") if what == "transfer" else ()
