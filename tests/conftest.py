@@ -35,6 +35,7 @@ import gc  # noqa: E402
 import math  # noqa: E402
 import pathlib  # noqa: E402
 import random  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
@@ -72,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the terminal's stderr for the watchdog: during a test, file descriptor 2 is pytest's capture."""
     global _stderr_fd
     _stderr_fd = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us in the background says so
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # and Ctrl-C is tested
     if os.environ.get("PATHWAYS_THOROUGHNESS", "1") != "1":
         os.environ[SAMPLE] = "all"
     os.environ.setdefault(SAMPLE, str(random.SystemRandom().getrandbits(32)))
