@@ -16,16 +16,23 @@ from pathways import errors
 
 
 def make_private_folder(folder: str) -> None:
-    """Makes the folder with mode 0700, or checks the one that is there.
+    """Makes the folder with mode 0700, or checks the one that is there, which holds no secrets yet.
 
     Raises:
         PermissionDeniedError: others may read it, or it is another user's.
+        OptionError: it can neither be made nor opened.
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        check_private_folder(folder)
+        status = _status_of_folder(folder)
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid() or mode & 0o077:
+            raise errors.PermissionDeniedError(
+                f"secrets of the cluster cannot lie in {folder}, which others may open (user {status.st_uid}, mode "
+                f"{mode:o}): name a folder that is not there yet, or one that only user {os.geteuid()} may open"
+            ) from None
     except OSError as error:
         raise errors.OptionError(f"the folder {folder} cannot be made: {error.strerror}") from error
 
@@ -35,13 +42,17 @@ def check_private_folder(folder: str) -> None:
     PermissionDeniedError: others may read the folder, or it is another user's.
     OptionError: it is not there.
     """
+    _check_private(folder, _status_of_folder(folder), "700")
+
+
+def _status_of_folder(folder: str) -> os.stat_result:
     try:
         status = os.stat(folder)
     except OSError as error:
         raise errors.OptionError(f"the folder {folder} cannot be opened: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise errors.OptionError(f"{folder} is no folder")
-    _check_private(folder, status, "700")
+    return status
 
 
 def read_private(path: str) -> bytes:

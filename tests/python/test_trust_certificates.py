@@ -142,6 +142,18 @@ def test_credentials_are_kept_private(controller: Controller, tmp_path: pathlib.
             opens(folder)
 
 
+def test_an_authority_is_not_made_where_others_may_look(tmp_path: pathlib.Path) -> None:
+    open_to_all = tmp_path / "shared"
+    open_to_all.mkdir(mode=0o755)
+    with pytest.raises(errors.PermissionDeniedError, match="name a folder that is not there yet") as caught:
+        Authority.open_or_create(str(open_to_all))
+    assert "chmod" not in str(caught.value)  # it may be a folder of the system
+    assert not list(open_to_all.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.OptionError, match="is no folder"):
+        Authority.open_or_create(str(tmp_path / "file"))
+
+
 def test_an_authority_is_found_again(controller: Controller, tmp_path: pathlib.Path) -> None:
     again = Authority.open(controller.authority.folder)
     assert again.fingerprint == controller.authority.fingerprint == controller.own.fingerprint
