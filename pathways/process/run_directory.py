@@ -15,6 +15,8 @@ import shutil
 import tempfile
 import time
 
+from pathways import errors
+
 # A Unix socket's path has at most 107 bytes; the longest names inside are `stream-<host>-<incarnation>.sock`.
 _LONGEST_BASE = 52
 # A directory younger than this, in seconds, may not have its lock yet.
@@ -53,10 +55,20 @@ def authority_folders() -> list[str]:
 
 
 def state_folder() -> str:
-    """Where this user's programs keep what must outlive them; made if it is not there."""
+    """Where this user's programs keep what must outlive them; made if it is not there.
+
+    Raises:
+        OptionError: it cannot be made, as where the home folder is read-only.
+    """
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     folder = os.path.join(base, "pathways")
-    os.makedirs(folder, 0o700, exist_ok=True)
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    except OSError as error:
+        raise errors.OptionError(
+            f"certificates are kept in {folder}, which cannot be made ({error.strerror}): set XDG_STATE_HOME to a "
+            "folder that this user may write"
+        ) from None
     return folder
 
 

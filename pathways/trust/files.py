@@ -6,10 +6,12 @@ CERT-2 (silent): what is secret lies in files of mode 0600, in folders of mode 0
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 
 from pathways import errors
@@ -77,6 +79,18 @@ def _check_private(path: str, status: os.stat_result, mode: str) -> None:
             f"others may open {path} (mode {stat.S_IMODE(status.st_mode):o}), which holds secrets of the cluster: "
             f"see who has read it, then `chmod {mode} {path}`"
         )
+
+
+def check_writable(path: str) -> None:
+    """Raises OptionError if `write_private(path)` could not make a file there now."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="."):
+            pass
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise errors.OptionError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def write_private(path: str, content: bytes) -> None:

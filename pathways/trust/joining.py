@@ -23,6 +23,7 @@ from pathways.trust.credentials import (
     unverified_context,
 )
 from pathways.trust.dialing import ask, call
+from pathways.trust.files import check_writable
 from pathways.trust.first_line import field, hello
 from pathways.trust.identity import Role, check_name
 from pathways.trust.tokens import TokenText
@@ -79,7 +80,8 @@ def certificate_in(path: str, address: Address | str, token: str, name: str, rol
         role: what the token should be for, for people.
 
     Raises:
-        PermissionDeniedError: there is neither a token nor a good certificate. And all that `join` raises.
+        PermissionDeniedError: there is neither a token nor a good certificate.
+        OptionError: no file can be written there; the token was not used. And all that `join` raises.
     """
     wanted = TokenText.parse(token) if token else None
     if os.path.exists(path):
@@ -92,6 +94,7 @@ def certificate_in(path: str, address: Address | str, token: str, name: str, rol
             f"there is no token, and no good certificate in {path}: set PATHWAYS_TOKEN_FILE to a file with what "
             f"`pathways token --role {role}` printed on the controller's machine, or PATHWAYS_TOKEN to that text"
         )
+    check_writable(path)  # before a token that can be used once is used
     got = join(address, token, name)
     got.save(path)
     return got

@@ -195,8 +195,8 @@ def test_the_commands_are_found() -> None:
     assert [words[0] for words in found["pathways-controller.service"]] == ["up"]
     assert [words[0] for words in found["pathways-agent.service"]] == ["agent"]
     assert {words[0] for words in found["kustomization.yaml"]} == {"up", "agent", "status"}
-    assert [words[0] for words in found["kubernetes.md"]] == ["token", "status"]
-    assert [words[0] for words in found["systemd.md"]] == ["token", "status"]
+    assert [words[0] for words in found["kubernetes.md"]] == ["token", "status", "token"]
+    assert [words[0] for words in found["systemd.md"]] == ["token", "status", "token"]
     assert unknown_options(["ups"]) == ["ups"]
     assert unknown_options(["up", "--listen", "h:1", "--islnads", "2"]) == ["up --islnads"]
     assert unknown_options(["token", "--role", "host", "list", "--json", "--uses"]) == ["list --uses"]

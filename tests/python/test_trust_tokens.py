@@ -23,7 +23,7 @@ from trust_cases import SECRETS, Controller, at_once
 from pathways import cli, errors
 from pathways.cli.text import DURATION
 from pathways.process import run_directory
-from pathways.trust import Authority, Credentials, Role, Tokens, join, read_token
+from pathways.trust import Authority, Credentials, Role, Tokens, certificate_in, join, read_token
 from pathways.trust.files import write_private
 from pathways.trust.tokens import TokenText
 
@@ -287,6 +287,27 @@ def fails(*arguments: str) -> str:
     done = CliRunner().invoke(cli.main, ["token", *arguments])
     assert done.exit_code != 0, done.output
     return done.output
+
+
+def test_a_certificate_that_cannot_be_kept_costs_no_token(controller: Controller, tmp_path: pathlib.Path) -> None:
+    text, number = controller.tokens.make(Role.HOST, 60), 1
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none" / "own.pem", tmp_path / "folder", pathlib.Path("/proc/own.pem")):
+        with pytest.raises(errors.OptionError, match=r"cannot be written|cannot be read"):
+            certificate_in(str(path), controller.address, text, "m", "host")
+    assert [(record.number, record.used) for record in controller.tokens.list()] == [(number, 0)]
+    kept = certificate_in(str(tmp_path / "own.pem"), controller.address, text, "m", "host")
+    assert Credentials.load(str(tmp_path / "own.pem")) == kept
+    assert os.listdir(tmp_path / "folder") == []
+
+
+def test_a_home_that_is_read_only_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc/none")
+    with pytest.raises(errors.OptionError, match=r"certificates are kept in /proc/none/.*XDG_STATE_HOME"):
+        run_directory.state_folder()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert os.path.isdir(run_directory.state_folder())
 
 
 def test_the_command_makes_lists_and_revokes(controller: Controller, tmp_path: pathlib.Path) -> None:
