@@ -9,7 +9,7 @@
 namespace pathways {
 
 ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, int64_t (*clock)())
-    : Link(clock),
+    : Link(clock, /*is_home=*/true),
       hub_(hub),
       twin_(std::move(twin)),
       bell_segment_(std::move(bell)),

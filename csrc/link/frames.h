@@ -6,15 +6,16 @@
 ///
 ///   kind              from -> to        a, b                 payload
 ///   kFromController   home -> agent     host, incarnation    a record of the controller to the host
-///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or
-///   FutureDoneRecord kPeer             both, of hosts    host, incarnation    a FarHeader that names the source, and a
-///   record to host a kLease            home -> agent     client, count        LeaseFrame, and the numbers of hosts
+///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or a
+///                                                            FutureDoneRecord
+///   kPeer             both, of hosts    host, incarnation    a FarHeader that names the source, and a record
+///   kLease            home -> agent     client, count        LeaseFrame, and the numbers of hosts
 ///                     client -> home    group, 0             LeaseFrame, and the stamp of the lease (8 bytes)
 ///   kData             both              client, 0            DataFrame, and bytes of a block
 ///   kLeaseBack        agent -> home     client, host         LeaseBackFrame: the host returns its lease
 ///                     home -> client    0, 0                 LeaseBackFrame, and the numbers of all hosts that do
-///   kPing             both              0, 0                 a word: the sender's clock
-///   kPong             both              0, 0                 PongFrame: that word, and the answerer's clock
+///   kPing             home -> other     0, 0                 a word: the sender's clock; once per second
+///   kPong             other -> home     0, 0                 PongFrame: that word, and the answerer's clock
 ///   kFromClient       client -> home    ClientRing, 0        a record of the client to the controller
 ///   kToClient         home -> client    0, 0                 a record of the controller to the client
 ///   kFutureDone       home -> client    0, 0                 FutureDoneRecord: a host has done its part of a future

@@ -18,7 +18,9 @@ constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is si
 
 }  // namespace
 
-Link::Link(int64_t (*clock)()) : clock_(clock), bells_(&bell_) { heard_at_ns_ = clock_(); }
+Link::Link(int64_t (*clock)(), bool is_home) : clock_(clock), is_home_(is_home), bells_(&bell_) {
+  heard_at_ns_ = clock_();
+}
 
 void Link::refuse(const std::string& why) { throw Error(Status::kInvalid, "a link brought " + why); }
 
@@ -33,7 +35,7 @@ size_t Link::collect(std::span<std::byte> out) {
   if (has_overflow_) has_overflow_ = flush();
   FrameWriter to(out);
   const int64_t now = clock_();
-  if (now >= next_ping_ns_ && to.fits(sizeof now)) {
+  if (is_home_ && now >= next_ping_ns_ && to.fits(sizeof now)) {
     std::memcpy(to.begin(FrameKind::kPing, 0, 0, sizeof now), &now, sizeof now);
     next_ping_ns_ = now + kPingNs;
   }

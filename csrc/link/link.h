@@ -17,8 +17,7 @@
 ///   LINK-3 (data)    the bytes that a command leases arrive before the command, and those of a fetch before the last
 ///                    completion of its token: frames of one connection keep their order, and `collect` writes them so.
 ///   LINK-4 (bounded) a frame that is too long, malformed, or not for this end breaks the link, and so does an end
-///   whose
-///                    records are not read any more (kMostKept). Nothing of a wrong frame is applied (TRUST-1).
+///                    whose records are not read any more (kMostKept). Nothing of a wrong frame is applied (TRUST-1).
 ///
 /// Threading: `collect` and `wait` by one thread, `deliver` by one thread, everything else by any thread. What a
 /// derived class overrides is called under the link's lock.
@@ -69,15 +68,16 @@ class Link : public std::enable_shared_from_this<Link> {
 
   struct Stats {
     uint64_t bytes_out = 0, bytes_in = 0, records_out = 0, records_in = 0, dropped = 0;
-    int64_t round_trip_ns = 0;   ///< of the last ping; 0: none yet
+    int64_t round_trip_ns = 0;   ///< of the last ping, at home; 0: none yet
     int64_t heard_ns = 0;        ///< how long ago something was delivered
     int64_t clock_ahead_ns = 0;  ///< how far the other end's clock is ahead, within half a round trip; 0: not known yet
   };
   Stats stats();
 
  protected:
-  /// `clock`: this machine's (monotonic_ns).
-  explicit Link(int64_t (*clock)());
+  /// `clock`: this machine's (monotonic_ns). `is_home`: this end sends pings. The other end's answers tell home that it
+  /// lives, and the pings tell it the same of home.
+  Link(int64_t (*clock)(), bool is_home);
 
   struct Block {  ///< a block of memory that is being sent
     uint32_t client;
@@ -131,6 +131,7 @@ class Link : public std::enable_shared_from_this<Link> {
   }
 
   int64_t (*const clock_)();
+  const bool is_home_;
   std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: a thread of its own collects from it
   uint32_t slot_ = 0;
   std::mutex mutex_;

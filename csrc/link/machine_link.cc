@@ -18,7 +18,8 @@ std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, int64_t (*
   return link;
 }
 
-MachineLink::MachineLink(LinkHub& hub, End end, int64_t (*clock)()) : Link(clock), hub_(hub), end_(end) {}
+MachineLink::MachineLink(LinkHub& hub, End end, int64_t (*clock)())
+    : Link(clock, end == End::kHome), hub_(hub), end_(end) {}
 
 void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView& block, ControllerBlock* controller,
                            std::shared_ptr<const void> keep) {

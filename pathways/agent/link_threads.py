@@ -21,7 +21,7 @@ from typing import Any
 
 from pathways.agent.tunnel import send_again_soon
 
-#: Each end says something at least this often, in seconds.
+#: Home, the controller's end, asks at least this often, in seconds, and the other end answers.
 HEARTBEAT_S = 1.0
 #: An end of which nothing was heard for this long, in seconds, counts as gone.
 SILENCE_S = 4.5

@@ -84,13 +84,14 @@ def _frame(kind: int, a: int, b: int, payload: bytes) -> bytes:
 
 
 def test_ends_hear_of_each_other(ends: tuple[End, End]) -> None:
+    home, agent = ends
+    _wait_for(lambda: home.link.stats()["round_trip_ns"] > 0)
     for end in ends:
-        _wait_for(lambda end=end: end.link.stats()["round_trip_ns"] > 0)
         stats = end.link.stats()
         assert stats["bytes_in"] > 0 and stats["bytes_out"] > 0
         assert 0 <= stats["heard_ns"] < _DEADLINE_S * 1e9
         assert stats["dropped"] == stats["records_in"] == stats["records_out"] == 0
-    home, agent = ends
+    assert agent.link.stats()["round_trip_ns"] == 0  # home asks, and the agent answers
     home.threads.close()
     assert home.broken.reasons == []  # it was closed here; the other end hears of it
     assert agent.broken.happened.wait(_DEADLINE_S)

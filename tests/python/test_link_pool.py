@@ -111,7 +111,7 @@ def test_many_links_have_two_threads_and_hear_of_each_other(pool: LinkPool) -> N
         link = _native.LinkHub().open_link(False)
         agents.append((link, LinkThreads.started(link, c, b, print)))
     wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in homes))
-    wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in agents))
+    wait_for(lambda: all(link.stats()["bytes_in"] > 0 for link, *_ in agents))
     for _, threads in agents:
         threads.close()
     for _, member, connections in homes:

@@ -103,7 +103,7 @@ TEST_F(LostBuffers, WhatWaitedInTheOrderFailsToo) {
   restore(1);
   pass();
   size_t runs = 0;
-  for (const auto& bytes : all_of(1)) runs += read_record<RecordHeader>(bytes).kind == RecordKind::kRun ? 1 : 0;
+  for (const auto& bytes : all_of(1)) runs += read_record<RecordHeader>(bytes).kind == RecordKind::kRun ? 1U : 0U;
   EXPECT_EQ(runs, 2u);
 }
 

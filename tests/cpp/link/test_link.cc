@@ -326,5 +326,20 @@ TEST(Link, RoundTripsAreMeasured) {
   }
 }
 
+TEST(Link, OnlyHomeAsks) {
+  Home home(1);
+  home[0].transmit();
+  for (int second = 0; second < 5; ++second) {
+    pass_time(1'000'000'000);
+    EXPECT_EQ(home[0].here->collect(home[0].buffer), 0U);  // nobody has asked
+    const auto asked = home[0].here->stats().bytes_in, answered = home[0].at_home->stats().bytes_in;
+    home[0].transmit();
+    EXPECT_GT(home[0].here->stats().bytes_in, asked);
+    EXPECT_GT(home[0].at_home->stats().bytes_in, answered);
+    EXPECT_LT(home[0].here->stats().heard_ns, 100'000'000);
+    EXPECT_LT(home[0].at_home->stats().heard_ns, 100'000'000);
+  }
+}
+
 }  // namespace
 }  // namespace pathways::test

@@ -268,10 +268,14 @@ struct Classes : ::testing::Test {
     SpaceId worst = 0;
     const auto answer = plain.check(plans[at].plain);
     ASSERT_EQ(ledger->check(plans[at].needs, &worst), answer.first);
-    if (answer.first != Verdict::kFits) EXPECT_EQ(worst, answer.second);
+    if (answer.first != Verdict::kFits) {
+      EXPECT_EQ(worst, answer.second);
+    }
     const auto quota = plain.check_quota(client, plans[at].plain);
     ASSERT_EQ(ledger->check_quota(client, plans[at].needs, &worst), quota.first);
-    if (quota.first != Verdict::kFits) EXPECT_EQ(worst, quota.second);
+    if (quota.first != Verdict::kFits) {
+      EXPECT_EQ(worst, quota.second);
+    }
     if (answer.first == Verdict::kBusy && draw(3) == 0) {
       ledger->claim(plans[at].needs);
       for (const SpaceNeed& need : plans[at].plain) plain.claimed.insert(need.space);
@@ -303,10 +307,14 @@ struct Classes : ::testing::Test {
     SpaceId worst = 0;
     const auto answer = plain.check_block(sets[set], bytes);
     ASSERT_EQ(ledger->check_block(set, bytes, &worst), answer.first);
-    if (answer.first != Verdict::kFits) EXPECT_EQ(worst, answer.second);
+    if (answer.first != Verdict::kFits) {
+      EXPECT_EQ(worst, answer.second);
+    }
     const auto quota = plain.check_block_quota(client, sets[set], bytes);
     ASSERT_EQ(ledger->check_block_quota(client, set, bytes, &worst), quota.first);
-    if (quota.first != Verdict::kFits) EXPECT_EQ(worst, quota.second);
+    if (quota.first != Verdict::kFits) {
+      EXPECT_EQ(worst, quota.second);
+    }
     if (answer.first == Verdict::kBusy && draw(5) == 0) {
       ledger->claim_set(set);
       plain.claimed.insert(sets[set].begin(), sets[set].end());
@@ -460,7 +468,7 @@ TEST_F(Classes, AnyOrder) {
       compare();
       if (HasFatalFailure()) return;
       if (had_work) splits += ledger->classes().count() - before;
-      grouped += ledger->classes().count() < kSpaces ? 1 : 0;
+      grouped += ledger->classes().count() < kSpaces ? 1U : 0U;
     }
   }
   EXPECT_GT(splits, 100u);     // with runs and blocks on the spaces
