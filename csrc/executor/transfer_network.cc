@@ -99,6 +99,7 @@ void TransferManager::arrived(Arrived&& arrived) {
 }
 
 uint32_t TransferManager::place_early() {
+  if (placeable_.empty()) return 0;  // as in nearly every pass
   const std::vector<uint64_t> keys = std::exchange(placeable_, {});
   for (const uint64_t key : keys) {
     const auto at = exchanges_.find(key);

@@ -273,6 +273,7 @@ uint64_t ModelledBackend::early_bytes(const NodeContext&, uint32_t destination, 
 }
 
 void ModelledBackend::take_arrived(std::vector<Arrived>* out) {
+  if (arrived_.empty()) return;
   std::move(arrived_.begin(), arrived_.end(), std::back_inserter(*out));
   arrived_.clear();
 }
