@@ -6,7 +6,6 @@ CERT-2 (silent): what is secret lies in files of mode 0600, in folders of mode 0
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -82,13 +81,11 @@ def _check_private(path: str, status: os.stat_result, mode: str) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Raises OptionError if `write_private(path)` could not make a file there now."""
+    """Raises OptionError if `write_private(path)` could not make a file in that folder now."""
     folder = os.path.dirname(os.path.abspath(path))
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix="."):
             pass
-        if os.path.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise errors.OptionError(f"{path} cannot be written: {error.strerror}") from None
 

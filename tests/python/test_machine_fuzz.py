@@ -235,8 +235,8 @@ def test_control(campaign: Campaign) -> None:
 
 
 def messages_of_transfers(generator: random.Random) -> list[bytes]:
-    """Messages as hosts send them, of runs that the innocent client does not come to. A run that it does come to would
-    fail: the machine of a transfer's own sender may send for it what it wants, and a host keeps what comes early."""
+    """Messages as hosts send them, for runs that the innocent client never reaches. A run that it reaches would fail:
+    the attacker has the certificate of the sender's machine, and a host keeps what that machine sends early."""
     words = [0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0]  # a copy plan
     chunks = [
         pb.Chunk(order=generator.randrange(1 << 30, 1 << 31), node=1, host=host, copy_plan=words, data=b"hello")

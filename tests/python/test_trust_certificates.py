@@ -144,7 +144,8 @@ def test_credentials_are_kept_private(controller: Controller, tmp_path: pathlib.
 
 def test_an_authority_is_not_made_where_others_may_look(tmp_path: pathlib.Path) -> None:
     open_to_all = tmp_path / "shared"
-    open_to_all.mkdir(mode=0o755)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
     with pytest.raises(errors.PermissionDeniedError, match="name a folder that is not there yet") as caught:
         Authority.open_or_create(str(open_to_all))
     assert "chmod" not in str(caught.value)  # it may be a folder of the system
