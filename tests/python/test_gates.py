@@ -40,7 +40,7 @@ def dselect_by_the_paper(logits: Any, parts: Any, experts: int, gamma: float) ->
             chance = 1.0
             for bit, t in enumerate(row):
                 one = step_by_the_paper(t, gamma)
-                chance *= one if expert & (1 << bit) else 1 - one
+                chance *= one if expert & (1 << (len(row) - 1 - bit)) else 1 - one
             chances.append(chance)
         weights += part * np.array(chances)
         entropy -= sum(c * math.log(c) for c in chances if c > 0)
@@ -79,16 +79,50 @@ def test_dselect_k_is_the_paper_s(experts: int, k: int, scale: float) -> None:
     np.testing.assert_array_equal(repeated, np.broadcast_to(found.weights, repeated.shape))
 
 
-def test_dselect_k_per_example_is_the_paper_s() -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_dselect_k_per_example_is_the_paper_s(biased: bool) -> None:
     gate = pw.nn.DSelectKGate(6, 2, features=4, entropy=0.3, reach=0.7)
     params = {"selectors": drawn((4, 2, 3), 0.5, 1), "parts": drawn((4, 2), 1, 2)}
+    biases = {"selectors_bias": drawn((2, 3), 0.3, 4), "parts_bias": drawn((2,), 1, 5)} if biased else {}
     x = drawn((5, 7, 4), 1, 3)
-    found = gate(params, x)
+    found = gate(params | biases, x)
     rows = x.reshape(-1, 4)
-    each = [dselect_by_the_paper(np.tensordot(r, params["selectors"], 1), r @ params["parts"], 6, 1.0) for r in rows]
+    z, w = biases.get("selectors_bias", 0), biases.get("parts_bias", 0)
+    each = [
+        dselect_by_the_paper(np.tensordot(r, params["selectors"], 1) + z, r @ params["parts"] + w, 6, 1.0) for r in rows
+    ]
     np.testing.assert_allclose(found.weights.reshape(-1, 6), [weights for weights, _, _ in each], atol=1e-5)
     penalty = np.mean([0.3 * entropy + 0.7 * inverse for _, entropy, inverse in each])
     assert float(found.penalty) == pytest.approx(penalty, rel=1e-4)
+
+
+# By hand from the paper's formulas (smooth step, product over the bits, softmax of the parts), with the authors' order of
+# bits, the most significant first. Expert 6 of 8 is 110.
+AUTHORS = [
+    ((4, 1), [[9, -9]], [0], [0, 0, 1, 0]),
+    ((8, 1), [[9, 9, -9]], [0], [0, 0, 0, 0, 0, 0, 1, 0]),
+    ((5, 1), [[9, -9, -9]], [0], [0, 0, 0, 0, 1]),
+    ((4, 2), [[1, -1], [-1, 1]], [math.log(3), 0], [0, 0.25, 0.75, 0]),
+    ((4, 1), [[0.25, -0.25]], [0], [0.131836, 0.024414, 0.711914, 0.131836]),
+    (
+        (8, 2),
+        [[0.25, 0, -0.5], [0.5, 0.1, -0.25]],
+        [math.log(2), 0],
+        [0.052083, 0, 0.052083, 0, 0.38025, 0.018333, 0.4635, 0.03375],
+    ),
+]
+
+
+@pytest.mark.parametrize(("sizes", "z", "w", "weights"), AUTHORS)
+def test_dselect_k_numbers_experts_as_its_authors_do(sizes: Any, z: Any, w: Any, weights: Any) -> None:
+    """Static, and per example: by a kernel on a constant feature, and by the biases alone."""
+    z, w = np.float32(z), np.float32(w)
+    np.testing.assert_allclose(pw.nn.DSelectKGate(*sizes)({"selectors": z, "parts": w}).weights, weights, atol=1e-5)
+    gate, one = pw.nn.DSelectKGate(*sizes, features=1), np.ones((1, 1), np.float32)
+    by_kernel = gate({"selectors": z[None], "parts": w[None]}, one)
+    by_bias = gate({"selectors": 0 * z[None], "parts": 0 * w[None], "selectors_bias": z, "parts_bias": w}, one)
+    np.testing.assert_allclose(by_kernel.weights, [weights], atol=1e-5)
+    np.testing.assert_allclose(by_bias.weights, [weights], atol=1e-5)
 
 
 @pytest.mark.parametrize("experts", [4, 5])
@@ -109,10 +143,10 @@ def test_gradients_of_dselect_k(experts: int, features: int | None) -> None:
 def test_a_selector_that_has_chosen_has_finite_gradients() -> None:
     """Probabilities of exactly 0 and 1, numbers without an expert included."""
     gate = pw.nn.DSelectKGate(5, 3)
-    logits = jnp.asarray([[9.0, -9.0, 9.0], [-9.0, -9.0, 9.0], [9.0, 9.0, 9.0]])  # 5 (none), 4, 7 (none)
+    logits = jnp.asarray([[9.0, -9.0, 9.0], [-9.0, -9.0, 9.0], [9.0, 9.0, 9.0]])  # 5 (none), 1, 7 (none)
     params = {"selectors": logits, "parts": jnp.zeros(3)}
-    np.testing.assert_allclose(gate(params).weights, [0, 0, 0, 0, 1 / 3], atol=1e-6)
-    value, grad = jax.value_and_grad(lambda p: gate(p).penalty + gate(p).weights[4])(params)
+    np.testing.assert_allclose(gate(params).weights, [0, 1 / 3, 0, 0, 0], atol=1e-6)
+    value, grad = jax.value_and_grad(lambda p: gate(p).penalty + gate(p).weights[1])(params)
     assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grad))
 
 

@@ -86,7 +86,7 @@ class DSelectKGate:
     """DSelect-k: a gate that is continuously differentiable, and that chooses at most k experts once it has converged.
 
     The weights are a sum of k *selectors*, each times its part of a softmax. A selector has a logit per bit of an
-    expert's number. The smooth step makes a probability of each logit. It is exactly 0 below `-gamma / 2`, exactly 1
+    expert's number, the most significant bit first. The smooth step makes a probability of each logit. It is exactly 0 below `-gamma / 2`, exactly 1
     above `gamma / 2`, and a cubic between them. An expert's probability is the product over the bits of its number.
     So a selector whose bits are all 0 or 1 chooses one expert. Until then more than k experts can have a weight. The
     gradient is that of the weights at any time, because nothing is rounded or sorted.
@@ -97,11 +97,16 @@ class DSelectKGate:
     weights of an example add up to 1 if `experts` is a power of two. Otherwise they add up to less, as far as selectors
     choose a number without an expert.
 
-    With `features`, the gate is per example: the logits are linear in x. Without it, the gate is static: the logits are
-    parameters, and all examples have the same weights.
+    With `features`, the gate is per example: the logits are linear in x, plus a bias. Without it, the gate is static:
+    the logits are parameters, and all examples have the same weights.
+
+    Parameters of the authors' code (`z_logits`, `w_logits`) give the same weights here when they are reshaped to the
+    shapes that `init` states. What differs is the penalty, so the factors are not comparable. There, both terms are sums
+    over the examples, the logarithm is of the probability plus 1e-6, the factor of the entropy is a function of the
+    training step (off if none is given), and the second term has no factor and no bound.
 
     Source: Hazimeh et al., "DSelect-k: Differentiable Selection in the Mixture of Experts with Applications to
-    Multi-Task Learning", NeurIPS 2021.
+    Multi-Task Learning", NeurIPS 2021; and its authors' code, google-research/dselect_k_moe.
 
     Args:
         experts: how many, at least 1.
@@ -136,29 +141,37 @@ class DSelectKGate:
         return (self.experts - 1).bit_length()
 
     def init(self, key: jax.Array, dtype: Any = jnp.float32) -> Params:
-        """`{"selectors": [k, bits], "parts": [k]}`; per example, each with one more dimension in front, `features`.
+        """Logits: `{"selectors": [k, bits], "parts": [k]}`.
+
+        Per example, these two have one more dimension in front, `features`, and there are
+        `{"selectors_bias": [k, bits], "parts_bias": [k]}` beside them.
 
         Uniform, and so small that each selector begins between its experts: a logit of a static gate is within
         `gamma / 100` of 0.
         """
+        selectors, parts, selectors_bias, parts_bias = jax.random.split(key, 4)
         front = () if self.features is None else (self.features,)
-        one, two = jax.random.split(key)
         bound = self.gamma / 100
-        return {
-            "selectors": jax.random.uniform(one, (*front, self.k, self.bits), dtype, -bound, bound),
-            "parts": jax.random.uniform(two, (*front, self.k), dtype, -0.05, 0.05),
+        params = {
+            "selectors": jax.random.uniform(selectors, (*front, self.k, self.bits), dtype, -bound, bound),
+            "parts": jax.random.uniform(parts, (*front, self.k), dtype, -0.05, 0.05),
         }
+        if self.features is not None:
+            params["selectors_bias"] = jax.random.uniform(selectors_bias, (self.k, self.bits), dtype, -bound, bound)
+            params["parts_bias"] = jax.random.uniform(parts_bias, (self.k,), dtype, -0.05, 0.05)
+        return params
 
     def __call__(self, params: Params, x: Any = None) -> Gating:
         """`x`: `[..., features]`. A static gate takes any `[..., n]` and repeats its weights for each example; without
-        x its weights are `[experts]`.
+        x its weights are `[experts]`. A bias that `params` does not have is 0.
         """
         logits, parts = params["selectors"], params["parts"]
         if self.features is not None:
             if x is None:
                 raise TypeError("a DSelectKGate with features expects x; a static gate, features=None, needs none")
             x = _inputs(x, self.features)
-            logits, parts = jnp.einsum("...f,fkb->...kb", x, logits), x @ parts
+            logits = jnp.einsum("...f,fkb->...kb", x, logits) + params.get("selectors_bias", 0)
+            parts = x @ parts + params.get("parts_bias", 0)
         probabilities = self._probabilities(logits)  # [..., k, experts]
         weights = jnp.einsum("...k,...ke->...e", jax.nn.softmax(parts), probabilities)
         penalty = self.entropy * jnp.mean(jnp.sum(_entropy(probabilities), -1))
@@ -172,7 +185,8 @@ class DSelectKGate:
     def _probabilities(self, logits: jax.Array) -> jax.Array:
         """Of each selector and expert: `[..., k, bits]` to `[..., k, experts]`."""
         ones = smooth_step(logits, self.gamma)[..., None, :]
-        has_one = (np.arange(self.experts)[:, None] >> np.arange(self.bits)) & 1 == 1  # [experts, bits]
+        places = np.arange(self.bits)[::-1]  # the most significant bit first
+        has_one = (np.arange(self.experts)[:, None] >> places) & 1 == 1  # [experts, bits]
         return jnp.prod(jnp.where(has_one, ones, 1 - ones), -1)
 
 
