@@ -183,7 +183,7 @@ class Cluster(HostsInUse):
 
     def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
         jax_interop.install()
-        checkpoint.register_if_imported()
+        checkpoint.register_when_imported()
         super().__init__(control, target is None)
         self._handle = handle
         self._target = target

@@ -1,4 +1,4 @@
-"""What orbax calls to save and restore `pw.Array`s, and the one door to orbax: nothing else here imports it.
+"""What orbax calls to save and restore `pw.Array`s. Nothing but this file and `orbax_templates` imports orbax.
 
 orbax runs in the client, as its only process; hosts know nothing of it. It decides what is written where and makes a
 checkpoint appear at once or not at all; this handler has the hosts write and read the arrays' shards, in the very
@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,7 +28,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
-from jax.sharding import AbstractMesh, NamedSharding
 from orbax.checkpoint._src.metadata import array_metadata, array_metadata_store
 from orbax.checkpoint._src.metadata import sharding as sharding_metadata
 from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils, type_handler_registry, types
@@ -34,8 +35,9 @@ from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_
 from pathways import _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.host_values import physical
-from pathways.api.session import Session, current
-from pathways.api.slices import Slice, SliceSharding
+from pathways.api.orbax_templates import follow_templates, sharding_of, slice_of
+from pathways.api.session import Session
+from pathways.api.slices import Slice
 from pathways.compiler.ir import ArrayType
 from pathways.protocol import payloads
 
@@ -48,7 +50,9 @@ _jobs = itertools.count(1)
 
 
 def register() -> None:
-    """Puts the handler in place of orbax's own for `jax.Array`."""
+    """Puts the handler in place of orbax's own for `jax.Array`; adapts how orbax reads templates and logs errors."""
+    follow_templates(ocp.PyTreeCheckpointHandler)
+    logging.getLogger("absl").addFilter(_ToldOnce())
     type_handler_registry.GLOBAL_TYPE_HANDLER_REGISTRY.add(
         jax.Array,
         ArrayHandler(),
@@ -97,17 +101,25 @@ class ArrayHandler(ocp.type_handlers.ArrayHandler):
         """See `orbax.checkpoint.type_handlers.TypeHandler`. Arrays whose sharding is over a slice go there.
 
         Raises:
-            ValueError: the stored shape is another one.
+            ValueError: the stored shape is another one; neither the template nor the checkpoint says where it goes.
             SliceError: a sharding over a mesh that several slices have; use `slice.sharding(spec)`.
             CheckpointError: a host could not read; with host and path.
         """
         args = args or [ocp.RestoreArgs()] * len(infos)
-        slices = [slice_of(_sharding(arg)) for arg in args]
+        slices = [slice_of(sharding_of(arg)) for arg in args]
         out: list[Any] = [None] * len(infos)
         plain = [number for number, slice_ in enumerate(slices) if slice_ is None]
         ours = [(number, slice_) for number, slice_ in enumerate(slices) if slice_ is not None]
         if plain:
-            arrays = await super().deserialize([infos[n] for n in plain], [args[n] for n in plain])
+            try:
+                arrays = await super().deserialize([infos[n] for n in plain], [args[n] for n in plain])
+            except ValueError as error:
+                if all(sharding_of(args[n]) is not None for n in plain):
+                    raise
+                raise ValueError(
+                    f"{error}; arrays that were saved from a slice need a template that says where they go: an array "
+                    "on a slice, or a jax.ShapeDtypeStruct with slice.sharding(spec)"
+                ) from error
             for number, array in zip(plain, arrays, strict=True):
                 out[number] = array
         if ours:
@@ -118,33 +130,32 @@ class ArrayHandler(ocp.type_handlers.ArrayHandler):
         return out
 
 
-# ------------------------------------------------------------------------------------------------------ where it goes
+# ----------------------------------------------------------------------------------------------------- what went wrong
 
 
-def _sharding(arg: Any) -> Any:
-    if getattr(arg, "mesh", None) is not None and getattr(arg, "mesh_axes", None) is not None:
-        return NamedSharding(arg.mesh, arg.mesh_axes)
-    sharding = getattr(arg, "sharding", None)
-    return getattr(sharding, "sharding", sharding)  # of a jax.experimental.layout.Format
+class _ToldOnce(logging.Filter):
+    """Shortens what orbax logs of our errors: one line for each error, however many of its threads saw it.
 
-
-def slice_of(sharding: Any) -> Slice | None:
-    """The slice that a sharding is over; None when it is over JAX's own devices, or no sharding.
-
-    Raises:
-        SliceError: no slice has its mesh, or several have.
+    orbax logs the error of a save with its traceback in each thread that the error passes. The error itself, with its
+    traceback, is the caller's: `wait_until_finished` or `close` raises it.
     """
-    if isinstance(sharding, SliceSharding):
-        return sharding.slice
-    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
-        return None
-    fitting = [slice_ for slice_ in current().slices if slice_.mesh == sharding.mesh]
-    if len(fitting) == 1:
-        return fitting[0]
-    raise errors.SliceError(
-        f"{'no' if not fitting else len(fitting)} slices of this cluster have the mesh {sharding.mesh}: say on which "
-        "one to restore, by slice.sharding(spec) or by a pw.Array on it as the template"
-    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: weakref.WeakSet[BaseException] = weakref.WeakSet()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None and not isinstance(error, errors.PathwaysError):
+            error = error.__cause__ or error.__context__
+        if error is None:
+            return True
+        if error in self._told:
+            return False
+        self._told.add(error)
+        record.msg, record.args = f"a checkpoint was not saved: {type(error).__name__}: {error}", ()
+        record.exc_info = record.exc_text = None
+        return True
 
 
 # -------------------------------------------------------------------------------------------------- commands and
@@ -452,7 +463,7 @@ class _Restore(_Job):
                         "up with zeros, set strict=False"
                     )
                 shape = tuple(wanted_shape)
-        sharding = _sharding(arg)
+        sharding = sharding_of(arg)
         partition = jax.sharding.PartitionSpec(*tuple(sharding.spec)[: len(shape)])
         kind = physical(shape, logical, slice_, slice_.spec(partition, shape, what))
         cluster = slice_.cluster

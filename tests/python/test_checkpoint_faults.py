@@ -122,7 +122,10 @@ def test_a_path_that_a_host_cannot_write(cluster: Any, tmp_path: pathlib.Path) -
     await_nothing_left(cluster, 1)
 
 
-def test_a_host_that_dies_while_it_writes(cluster: Any, tmp_path: pathlib.Path) -> None:
+def test_a_host_that_dies_while_it_writes(
+    cluster: Any, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.disable(logging.NOTSET)
     slice_ = both(cluster)
     state = {"a": pw.device_put(VALUE, slice_, P("x"))}
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -135,6 +138,9 @@ def test_a_host_that_dies_while_it_writes(cluster: Any, tmp_path: pathlib.Path) 
         with pytest.raises(pw.errors.HostLostError, match=r"host 1.*SIGKILL"):
             manager.wait_until_finished()
         assert list(manager.all_steps(read=True)) == [1]
+    told = [line for line in caplog.messages if "HostLostError" in line or "Traceback" in line]
+    assert len(told) == 1 and "was not saved" in told[0], told  # orbax logs a traceback in each of its threads
+    assert all(record.exc_info is None for record in caplog.records)
     # The same process goes on.
     again = pw.connect(TARGET)
     with ocp.CheckpointManager(tmp_path) as manager:

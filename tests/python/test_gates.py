@@ -96,8 +96,8 @@ def test_dselect_k_per_example_is_the_paper_s(biased: bool) -> None:
     assert float(found.penalty) == pytest.approx(penalty, rel=1e-4)
 
 
-# By hand from the paper's formulas (smooth step, product over the bits, softmax of the parts), with the authors' order of
-# bits, the most significant first. Expert 6 of 8 is 110.
+# By hand from the paper's formulas (smooth step, product over the bits, softmax of the parts), with the authors' order
+# of bits, the most significant first. Expert 6 of 8 is 110.
 AUTHORS = [
     ((4, 1), [[9, -9]], [0], [0, 0, 1, 0]),
     ((8, 1), [[9, 9, -9]], [0], [0, 0, 0, 0, 0, 0, 1, 0]),

@@ -86,10 +86,10 @@ class DSelectKGate:
     """DSelect-k: a gate that is continuously differentiable, and that chooses at most k experts once it has converged.
 
     The weights are a sum of k *selectors*, each times its part of a softmax. A selector has a logit per bit of an
-    expert's number, the most significant bit first. The smooth step makes a probability of each logit. It is exactly 0 below `-gamma / 2`, exactly 1
-    above `gamma / 2`, and a cubic between them. An expert's probability is the product over the bits of its number.
-    So a selector whose bits are all 0 or 1 chooses one expert. Until then more than k experts can have a weight. The
-    gradient is that of the weights at any time, because nothing is rounded or sorted.
+    expert's number, the most significant bit first. The smooth step makes a probability of each logit. It is exactly 0
+    below `-gamma / 2`, exactly 1 above `gamma / 2`, and a cubic between them. An expert's probability is the product
+    over the bits of its number. So a selector whose bits are all 0 or 1 chooses one expert. Until then more than k
+    experts can have a weight. The gradient is that of the weights at any time, because nothing is rounded or sorted.
 
     The penalty has two terms. Both are means over the examples and sums over the selectors:
     `entropy` times the entropy of a selector's probabilities, which makes it choose; and, if `experts` is no power of
@@ -101,9 +101,9 @@ class DSelectKGate:
     the logits are parameters, and all examples have the same weights.
 
     Parameters of the authors' code (`z_logits`, `w_logits`) give the same weights here when they are reshaped to the
-    shapes that `init` states. What differs is the penalty, so the factors are not comparable. There, both terms are sums
-    over the examples, the logarithm is of the probability plus 1e-6, the factor of the entropy is a function of the
-    training step (off if none is given), and the second term has no factor and no bound.
+    shapes that `init` states. What differs is the penalty, so the factors are not comparable. In their code both terms
+    are sums over the examples, the logarithm is of the probability plus 1e-6, the factor of the entropy is a function
+    of the training step (off if none is given), and the second term has no factor and no bound.
 
     Source: Hazimeh et al., "DSelect-k: Differentiable Selection in the Mixture of Experts with Applications to
     Multi-Task Learning", NeurIPS 2021; and its authors' code, google-research/dselect_k_moe.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -296,6 +297,67 @@ def test_what_cannot_be_restored_says_so(add: Any, tmp_path: pathlib.Path) -> No
         restore(tmp_path / "c", state)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("way", ["item", "args", "manager"])
+def test_a_template_without_restore_args_says_where_arrays_go(
+    add: Any, tmp_path: pathlib.Path, way: str, devices: int
+) -> None:
+    """Also where several slices have the template's mesh, and beside arrays of plain JAX and empty nodes."""
+    slice_, _ = add(devices), add(devices)
+    state = {"a": pw.device_put(values((4, 2), "float32"), slice_, P("x")), "none": None, "b": np.float32([1, 2])}
+    state["key"] = pw.device_put(jax.random.key(3), slice_)
+    handler = ocp.PyTreeCheckpointHandler()
+    template = dict(state)
+    if way == "manager":
+        with ocp.CheckpointManager(tmp_path) as manager:
+            manager.save(0, args=ocp.args.PyTreeSave(state))
+            manager.wait_until_finished()
+            template["a"] = jax.ShapeDtypeStruct((4, 2), np.float32, sharding=slice_.sharding(P("x")))
+            back = manager.restore(0, args=ocp.args.PyTreeRestore(item=template))
+    else:
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(tmp_path / "c", args=ocp.args.PyTreeSave(state))
+            given = {"item": template} if way == "item" else {"args": ocp.args.PyTreeRestore(template)}
+            back = checkpointer.restore(tmp_path / "c", **given)
+    for name in ("a", "key"):
+        assert isinstance(back[name], pw.Array) and back[name].slice is slice_, name
+        assert back[name].sharding == state[name].sharding
+    same(back["a"], state["a"])
+    same(jax.random.key_data(back["key"]), jax.random.key_data(state["key"]))
+    same(back["b"], state["b"])
+    assert back["none"] is None
+
+
+def test_restore_args_go_before_the_template(add: Any, tmp_path: pathlib.Path) -> None:
+    slice_, other = add(2), add((2, 2))
+    state = {"a": pw.device_put(values((4, 2), "float32"), slice_, P("x"))}
+    state |= dict.fromkeys(("cast", "numpy", "elsewhere"), state["a"] + 1)
+    args = {
+        "a": ocp.RestoreArgs(),
+        "cast": ocp.RestoreArgs(dtype=np.dtype("float64")),
+        "numpy": ocp.RestoreArgs(restore_type=np.ndarray),
+        "elsewhere": ocp.ArrayRestoreArgs(sharding=other.sharding(P(None, "y"))),
+    }
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", state)
+        back = checkpointer.restore(tmp_path / "c", item=state, restore_args=args)
+    assert (back["a"].slice, back["cast"].slice, back["elsewhere"].slice) == (slice_, slice_, other)
+    assert type(back["numpy"]) is np.ndarray
+    same(back["cast"], np.asarray(state["cast"], "float64"))
+    for name in ("numpy", "elsewhere"):
+        same(back[name], state[name])
+
+
+def test_without_a_template_it_says_what_is_needed(add: Any, tmp_path: pathlib.Path) -> None:
+    save(tmp_path / "c", {"a": pw.device_put(values((4, 4), "float32"), add((2, 2)), P("x"))})
+    warned, raised = (
+        pytest.warns(UserWarning, match="not provided"),
+        pytest.raises(ValueError, match=r"slice\.sharding"),
+    )
+    with ocp.PyTreeCheckpointer() as checkpointer, warned, raised:
+        checkpointer.restore(tmp_path / "c")
+
+
 def test_parameters_made_by_a_program_never_pass_the_client(add: Any, cluster: Any, tmp_path: pathlib.Path) -> None:
     """An initialiser that is placed writes straight into shards: what goes to the hosts is a key."""
     optax = pytest.importorskip("optax")
@@ -341,5 +403,37 @@ def test_without_orbax_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(ImportError, match=r"pathways\[checkpoint\]"):
         pw.checkpoint.register.__wrapped__()
-    monkeypatch.delitem(sys.modules, "orbax.checkpoint")
-    pw.checkpoint.register_if_imported()  # nothing was imported: nothing to do
+
+
+IMPORTS_LATE = """
+import sys, tempfile
+import jax, numpy as np
+import pathways as pw
+
+with pw.connect():
+    assert "orbax.checkpoint" not in sys.modules
+    with pw.connect():  # two clusters, one registration
+        pass
+    slice_ = pw.make_virtual_device_set().add_slice(devices=1)
+    state = {"a": pw.device_put(np.arange(3.0), slice_)}
+    import orbax.checkpoint as ocp
+
+    assert ocp.__spec__.loader is ocp.__loader__ and "Registering" not in type(ocp.__loader__).__name__
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tempfile.mkdtemp() + "/c", state)
+print("saved")
+"""
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_orbax_may_be_imported_after_the_connection(breaks: bool) -> None:
+    """A notebook's habit. If the handler does not fit this orbax, the import goes on, with a warning."""
+    program = IMPORTS_LATE
+    if breaks:
+        program = program.replace("    state =", "    sys.modules['pathways.api.orbax_handler'] = None\n    state =")
+    ran = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120, check=False)
+    if breaks:
+        assert "this orbax cannot save arrays of slices" in ran.stderr
+        assert "TypeHandler lookup failed" in ran.stderr
+    else:
+        assert ran.stdout == "saved\n", ran.stderr
