@@ -97,6 +97,7 @@ asan-ports: ## the same with controller, agents and hosts under AddressSanitizer
 cpp-%: $(DEPS)
 	@echo "[native] preset $*: configure and build"
 	@mkdir -p build && cmake --preset $* -DCMAKE_MAKE_PROGRAM=$(VENV)/bin/ninja > build/$*.log 2>&1 || (tail -n 60 build/$*.log; exit 1)
+	@sed -n 's/^-- \(GoogleTest: .*\)/[native] \1/p' build/$*.log
 	@cmake --build --preset $* $(if $(TARGET),--target $(TARGET)) >> build/$*.log 2>&1 || (tail -n 60 build/$*.log; exit 1)
 	@echo "[native] preset $*: test"
 	@$(NO_ASLR) ctest --preset $* $(CTEST_ARGS)
