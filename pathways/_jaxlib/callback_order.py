@@ -1,7 +1,7 @@
 """The order of callbacks as data flow: a value goes from call to call where JAX would pass a token.
 
-The compiler adds that value to a body that has callbacks (`order_var`, `in_order`), and lowering makes a number of each
-token (`tokens_to_data`). Pure, but for one primitive that the import registers.
+The compiler adds that value to equations that have callbacks (`order_var`, `in_order`), and lowering makes a number of
+each token (`tokens_to_data`). Pure, but for one primitive that the import registers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways._jaxlib.callbacks import ORDERED_EFFECTS
-from pathways._jaxlib.jaxprs import new_jaxpr
+from pathways._jaxlib.jaxprs import new_jaxpr, opened
 from pathways._jaxlib.mlir_modules import operations, tensor_type
 
 
@@ -67,12 +67,14 @@ def order_var() -> core.Var:
 
 _in_order_p = core.Primitive("pathways_in_order")
 _in_order_p.multiple_results = True
-_in_order_p.def_abstract_eval(lambda *_, jaxpr: [_token_aval(), *(v.aval for v in jaxpr.jaxpr.outvars)])
+
+
+def _ordered_effects(eqns: Sequence[Any]) -> set[Any]:
+    return {effect for eqn in eqns for effect in eqn.effects if isinstance(effect, ORDERED_EFFECTS)}
 
 
 def _lower_in_order(ctx: Any, before: ir.Value, *args: ir.Value, jaxpr: Any) -> Sequence[ir.Value]:
-    found = {effect for eqn in jaxpr.jaxpr.eqns for effect in eqn.effects if isinstance(effect, ORDERED_EFFECTS)}
-    ordered = sorted(found, key=str)
+    ordered = sorted(_ordered_effects(jaxpr.jaxpr.eqns), key=str)
     token, data = ir.Type.parse("!stablehlo.token"), before.type
     cast = functools.partial(ir.Operation.create, "builtin.unrealized_conversion_cast")
     tokens = jax_mlir.TokenSet({effect: cast(results=[token], operands=[before]).result for effect in ordered})
@@ -87,6 +89,8 @@ def _lower_in_order(ctx: Any, before: ir.Value, *args: ir.Value, jaxpr: Any) -> 
         const_lowering=ctx.const_lowering,
         outer_traceback=xla.Traceback(),
     )
+    if not ordered:  # no value of its own is handed on: the partitioner would take it for the one that came in
+        return [stablehlo.NotOp(before).result, *outs]
     after = [cast(results=[data], operands=[tokens.get(effect)]).result for effect in ordered]
     return [functools.reduce(lambda a, b: stablehlo.AndOp(a, b).result, after), *outs]
 
@@ -94,26 +98,40 @@ def _lower_in_order(ctx: Any, before: ir.Value, *args: ir.Value, jaxpr: Any) -> 
 jax_mlir.register_lowering(_in_order_p, _lower_in_order, cacheable=False)
 
 
-def in_order(
-    eqns: Sequence[Any],
-    constants: Sequence[core.Var],
-    inputs: Sequence[core.Var],
-    outputs: Sequence[core.Var],
-    before: core.Var | None,
-    after: core.Var,
-    like: core.Jaxpr,
-) -> tuple[list[Any], list[Any]]:
-    """Equations and outputs of a body that has callbacks.
-
-    `after`, one of the outputs, exists when the body's callbacks are over. `before`, one of the inputs, comes before
-    the ordered callbacks; None: the body has no ordered callbacks.
+def in_order(eqns: Sequence[Any], before: Any, after: core.Var, like: core.Jaxpr) -> Any:
+    """Equations as one. It also reads `before`, a variable or a literal, after which their ordered callbacks come, and
+    makes `after`, which comes after these. Other callbacks are over when the computation is.
     """
-    if before is None:
-        done = core.Literal(np.bool_(False), _token_aval())
-        return list(eqns), [done if v is after else v for v in outputs]
-    args = [*constants, *(v for v in inputs if v is not before)]
-    results = [v for v in outputs if v is not after]
-    body = new_jaxpr({}, args, results, eqns, like=like)
-    new = {v: core.Var(v.aval) for v in results}
-    eqn = core.new_jaxpr_eqn([before, *args], [after, *new.values()], _in_order_p, {"jaxpr": body}, core.no_effects)
-    return [eqn], [new.get(v, v) for v in outputs]
+    made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, core.DropVar)]
+    read = [v for eqn in eqns for v in eqn.invars if not isinstance(v, core.Literal) and v not in made]
+    args = list(dict.fromkeys(read))
+    effects = {effect for eqn in eqns for effect in eqn.effects}
+    inner = new_jaxpr({}, args, made, eqns, like, effects)
+    return core.new_jaxpr_eqn(
+        [before, *args],
+        [after, *made],
+        _in_order_p,
+        {"jaxpr": inner},
+        {effect for effect in effects if not isinstance(effect, ORDERED_EFFECTS)},
+        eqns[0].source_info if eqns else None,
+    )
+
+
+def jaxpr_in_order(closed: Any, ordered: bool) -> Any:
+    """A closed jaxpr with callbacks that also takes `before` and gives `after`: see `in_order`. `ordered`: there are
+    ordered ones.
+    """
+    jaxpr, constants = opened(closed)
+    before = now = order_var()
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if _ordered_effects([eqn]):
+            eqn = in_order([eqn], now, order_var(), jaxpr)
+            now = eqn.outvars[0]
+        eqns.append(eqn)
+    if not ordered:
+        eqns.append(in_order([], before, order_var(), jaxpr))
+        now = eqns[-1].outvars[0]
+    effects = {effect for eqn in eqns for effect in eqn.effects}
+    values = dict(zip(jaxpr.constvars, constants, strict=True))
+    return new_jaxpr(values, [*jaxpr.invars, before], [*jaxpr.outvars, now], eqns, jaxpr, effects)

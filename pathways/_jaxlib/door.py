@@ -19,7 +19,7 @@ from pathways._jaxlib.arrays import (
     shards_of,
     valid_jaxtype,
 )
-from pathways._jaxlib.callback_order import in_order, order_var
+from pathways._jaxlib.callback_order import in_order, jaxpr_in_order, order_var
 from pathways._jaxlib.callbacks import (
     Callback,
     CallsBack,
@@ -47,7 +47,6 @@ from pathways._jaxlib.jaxprs import (
     equation_context,
     evaluated,
     extend_jit,
-    is_derived,
     is_jaxpr,
     is_plain_parameter,
     is_transposed,

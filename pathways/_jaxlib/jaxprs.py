@@ -194,12 +194,6 @@ def is_transposed(eqn: Any) -> bool:
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
-def is_derived(eqn: Any) -> bool:
-    """True for an equation that differentiation made or changed."""
-    stack = str(eqn.source_info.name_stack)
-    return "jvp(" in stack or "transpose(" in stack
-
-
 def transposed_times(eqn: Any) -> int:
     """How often reverse-mode differentiation was applied to make an equation."""
     return str(eqn.source_info.name_stack).count("transpose(")

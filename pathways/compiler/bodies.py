@@ -47,7 +47,6 @@ class Bodies:
         """The body of a group of steps, from its inputs to its outputs."""
         numbers: dict[Any, int] = {v: n for n, v in enumerate(group.inputs)}
         steps = tuple(self._step_key(step, numbers) for step in group.steps)
-        numbers[group.after] = len(numbers)
         key = (group.mesh, tuple(str(v.aval) for v in group.inputs), steps, tuple(numbers[v] for v in group.outputs))
         body = self._known.get(key)
         if body is None:
@@ -56,9 +55,6 @@ class Bodies:
             constants = {v: value for v, value in self.constants.items() if v in used}
             eqns = [step.eqn.replace(invars=step.inputs, outvars=step.outputs) for step in group.steps]
             inputs, outputs, eqns = _jaxlib.cross_physically(group.inputs, group.outputs, eqns)
-            if group.after is not None:
-                ends = group.before, group.after
-                eqns, outputs = _jaxlib.in_order(eqns, list(constants), inputs, outputs, *ends, like=self.like)
             body = self._add(key, group.mesh, _jaxlib.new_jaxpr(constants, inputs, outputs, eqns, like=self.like))
         return body
 

@@ -22,7 +22,7 @@ from pathways.compiler import specs
 from pathways.compiler.bodies import Bodies, Body
 from pathways.compiler.flatten import FlatProgram, StepKind
 from pathways.compiler.groups import Group, group
-from pathways.compiler.ir import Calls, Label, MeshSpec, Spec
+from pathways.compiler.ir import Label, MeshSpec, Spec
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
 
@@ -59,7 +59,6 @@ class Emitted:
     input_meshes: list[str]
     output_meshes: list[str]
     outvars: list[Any]
-    calls: Calls
     callbacks: dict[int, _jaxlib.Callback]
 
 
@@ -141,7 +140,6 @@ def emit(
             for v in results
         ],
         grouped.outvars,
-        grouped.calls,
         bodies.callbacks,
     )
 

@@ -1,7 +1,8 @@
 """From a traced jaxpr to a flat list of steps: placed calls, transfers, and plain operations between them.
 
 `inlining` makes the steps; loops and branches with placed calls inside become control steps (`control.assembling`).
-Here the steps are checked, and get what later parts ask for. `Step.calls` says whether a step calls the client back.
+Here the steps are checked, and get what later parts ask for. `Step.calls` says whether a step calls the client back;
+`callback_chains` puts such steps in order.
 
 Pure: works on jaxprs only.
 """
@@ -12,6 +13,7 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import meshes, placed
+from pathways.compiler.callback_chains import thread
 from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.inlining import Inliner, holds_slice_tag, read, slice_tag_of
 from pathways.compiler.ir import MeshSpec, Spec
@@ -30,7 +32,7 @@ def flatten(traced: Traced, unroll: int = UNROLL, chunks: int = 1) -> FlatProgra
     placed calls inside are control steps. An outermost such scan is cut into `chunks` loops.
 
     Raises:
-        CallbackError: a callback of a kind that hosts cannot make, or in a control step.
+        CallbackError: a callback of a kind that hosts cannot make.
         TraceError: a traced value escaped from its function.
         ProgramError: a placed call or a device_put inside a shard_map, or inside a loop with a batched test.
     """
@@ -50,9 +52,7 @@ def flatten(traced: Traced, unroll: int = UNROLL, chunks: int = 1) -> FlatProgra
         if argument.mesh is not None and argument.spec is not None
     }
     _send_cotangents_home(program, home, {})
-    if any(step.calls is _jaxlib.CallsBack.IN_ORDER for step in program.steps):
-        program.before = _jaxlib.order_var()
-        program.invars.insert(traced.given, program.before)
+    thread(program, traced.given)
     return program
 
 
@@ -66,11 +66,6 @@ def _finish(program: FlatProgram, name: str, memo: dict[int, list[Spec | None]])
     demands: dict[int, tuple[meshes.Demand, ...]] = {}
     for step in program.steps:
         step.calls = _jaxlib.calls_back(step.eqn, callers)
-        if step.control is not None and step.calls is not _jaxlib.CallsBack.NOTHING:
-            raise errors.CallbackError(
-                f"program {name!r}: {step.control.construct} has placed functions and a callback inside, which hosts "
-                "cannot run yet. Make the callback outside of it, or inside a placed function outside of it"
-            )
         if step.kind in (StepKind.PLACED, StepKind.PLAIN):
             step.demands = meshes.demands_of(step.eqn, demands)
         if step.kind is StepKind.PLACED:

@@ -20,7 +20,7 @@ import numpy as np
 
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.ir import Calls, Label, MeshSpec, Phase
+from pathways.compiler.ir import Label, MeshSpec, Phase
 from pathways.compiler.meshes import check
 from pathways.compiler.trace import Argument
 
@@ -34,9 +34,7 @@ class Group:
 
     `steps` starts with the cheap constant operations that the group repeats. A transfer that the user did not write has
     no steps. `inputs` and `outputs` are the steps' variables. `reads[i]` is the variable that input i reads on this
-    mesh: the input itself, or a transferred copy of it. If steps have callbacks, there is one more output `after`,
-    which exists when the callbacks are over. If the callbacks are ordered, there is one more input `before`: the
-    `after` of the previous ordered group.
+    mesh: the input itself, or a transferred copy of it.
     """
 
     kind: StepKind
@@ -45,8 +43,6 @@ class Group:
     inputs: list[Any]
     outputs: list[Any]
     reads: list[Any]
-    before: Any = None
-    after: Any = None
 
 
 @dataclasses.dataclass
@@ -54,14 +50,12 @@ class Grouped:
     """A program as groups in a valid order.
 
     `homes` maps each variable to its slice. `outvars` are the program's results; a result that a placed function only
-    passes through is replaced by the function's input. After them come the `after` variables of groups with callbacks:
-    see `Calls`.
+    passes through is replaced by the function's input.
     """
 
     groups: list[Group]
     homes: dict[Any, MeshSpec]
     outvars: list[Any]
-    calls: Calls
 
 
 def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> Grouped:
@@ -70,17 +64,7 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
     moved: dict[tuple[Any, MeshSpec], Any] = {}
     passed: dict[Any, Any] = {}
     out: list[Group] = []
-    before = program.before
-    effects: list[Any] = []
-    pure: list[Any] = []
     for g in _groups(program, arguments, default):
-        if any(step.calls is not _jaxlib.CallsBack.NOTHING for step in g.steps):
-            g.after = _jaxlib.order_var()
-            if any(step.calls is _jaxlib.CallsBack.IN_ORDER for step in g.steps):
-                g.before, before = before, g.after
-                g.inputs.append(g.before)
-                g.reads.append(g.before)
-            (effects if any(_jaxlib.has_effects(step.eqn) for step in g.steps) else pure).append(g.after)
         for number, v in enumerate(g.reads):
             v = g.reads[number] = passed.get(v, v)
             home = homes.setdefault(v, g.mesh)  # an argument without a slice goes to the slice that reads it first
@@ -95,15 +79,11 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
             passes = _passed_through(g)
             passed.update(passes)
             g.outputs = [v for v in g.outputs if v not in passes]
-        if g.after is not None:
-            g.outputs.append(g.after)
         if g.outputs:
             homes.update((v, g.mesh) for v in g.outputs)
             out.append(g)
     outvars = [v if isinstance(v, _jaxlib.Literal) else passed.get(v, v) for v in program.outvars]
-    last = effects.index(before) if before is not program.before else -1
-    calls = Calls(len(effects) + len(pure), len(effects), last)
-    return Grouped(out, homes, [*outvars, *effects, *pure], calls)
+    return Grouped(out, homes, outvars)
 
 
 def plain_slices(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> dict[int, MeshSpec]:
@@ -291,11 +271,10 @@ def _unit(label: Label) -> tuple[int, int, int, Phase]:
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
     """Splits a run of plain steps into few parts, each on one mesh, and each of one microbatch if there is a schedule.
 
-    The parts are in an order in which each reads only earlier parts, and in which ordered callbacks keep their order.
+    The parts are in an order in which each reads only earlier parts.
     """
     places = {id(step): (meshes[id(step)], step.label and _unit(step.label)) for step in run}
     level: dict[Any, tuple[int, Any]] = {}
-    order = (0, places[id(run[0])])
     pieces: dict[tuple[int, Any], list[Step]] = {}
     for step in run:
         place = places[id(step)]
@@ -304,9 +283,6 @@ def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[
             if v in level:
                 before, other = level[v]
                 depth = max(depth, before if other == place else before + 1)
-        if step.calls is _jaxlib.CallsBack.IN_ORDER:
-            depth = max(depth, order[0] if order[1] == place else order[0] + 1)
-            order = depth, place
         level.update((v, (depth, place)) for v in step.outputs)
         pieces.setdefault((depth, place), []).append(step)
     return [pieces[key] for key in sorted(pieces, key=lambda key: key[0])]

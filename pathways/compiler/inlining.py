@@ -82,7 +82,6 @@ class Inliner:
         self._folder = Folder()
         for v, value in program.constants.items():
             self._folder.know(v, value)
-        self._derived = False  # whether differentiation made an equation around
         self._rows = [*rows]  # of the unrolled scans around: which rows the iteration reads
         self._copies: list[int] = []  # of the unrolled scans around: how many iterations
         self._scope: _jaxlib.Scope | None = None  # that of the equation around
@@ -159,11 +158,11 @@ class Inliner:
 
     def _open(self, eqn: Any, inputs: list[Any], env: dict[Any, Any], derivatives: int, base: int) -> None:
         """Appends the steps of an equation that has placed calls inside."""
-        before = self._derived, self._scope
-        self._derived, self._scope = self._derived or _jaxlib.is_derived(eqn), self._scope_of(eqn)
+        before = self._scope
+        self._scope = self._scope_of(eqn)
         results = self._results(eqn, inputs, derivatives, base)
         env.update((v, r) for v, r in zip(eqn.outvars, results, strict=True) if type(v) is not _jaxlib.DropVar)
-        self._derived, self._scope = before
+        self._scope = before
 
     def _scope_of(self, eqn: Any) -> _jaxlib.Scope | None:
         """The scope of an equation. Each iteration of a scan has pipelines of its own."""
@@ -312,7 +311,7 @@ class Inliner:
         for outer, inner in zip(inputs, arguments, strict=False):
             if (value := self._folder.known(outer)) is not None:
                 nested._folder.know(inner, value)
-        nested._derived, nested._scope = self._derived, self._scope
+        nested._scope = self._scope
         return nested, arguments
 
     def _body(self, results: Sequence[Any]) -> FlatProgram:
@@ -324,7 +323,6 @@ class Inliner:
     ) -> list[Any]:
         """Appends a control step. `results`: the types of its results, if they are not those of the equation."""
         outputs = [_jaxlib.new_var(v) for v in results or [v.aval for v in eqn.outvars]]
-        control.derived = self._derived
         step = Step(StepKind.CONTROL, eqn, inputs, outputs, derivatives=derivatives, control=control)
         self.program.steps.append(step)
         return outputs

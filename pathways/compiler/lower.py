@@ -151,7 +151,7 @@ def to_logical(
             traced.donated,
             partitioned.text,
             _text(ifrt),
-            emitted.calls,
+            program.calls,
             {number: each for number, each in emitted.callbacks.items() if each.host is None},
             pipelines,
             host_functions=tuple(

@@ -14,6 +14,7 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import emit, lower, schedule
+from pathways.compiler.callback_chains import wired
 from pathways.compiler.control.assembling import assemble, has_control
 from pathways.compiler.flatten import FlatProgram, flatten
 from pathways.compiler.ir import LogicalProgram, Loop, MeshSpec, NodeKind, PipelineInfo
@@ -96,6 +97,7 @@ def _partition(
     pipelines: tuple[PipelineInfo, ...] = (),
 ) -> LogicalProgram:
     """Partitions and lowers a program without control steps. `pipelines` is from `schedule.apply`."""
+    program = wired(program, traced.jaxpr.jaxpr)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pathways import _jaxlib
 from pathways.compiler import meshes, placed
-from pathways.compiler.ir import Label, MeshSpec, Spec
+from pathways.compiler.ir import Calls, Label, MeshSpec, Spec
 
 
 class StepKind(enum.Enum):
@@ -37,8 +37,7 @@ class Control:
     """The loop or branch of a control step.
 
     `construct` is JAX's name for it. `bodies` are one per branch, or a loop's one body; their invars are variables of
-    their own. `constants` and `carry` are counts of a loop's inputs; `length` and `reverse` are of a FOR. `derived`:
-    differentiation made it, so its results are not only those that the user wrote.
+    their own. `constants` and `carry` are counts of a loop's inputs; `length` and `reverse` are of a FOR.
     """
 
     kind: ControlKind
@@ -48,7 +47,6 @@ class Control:
     carry: int = 0
     length: int = 0
     reverse: bool = False
-    derived: bool = False
 
 
 @dataclasses.dataclass
@@ -69,6 +67,9 @@ class Step:
     scope: _jaxlib.Scope | None = None  # the microbatch that the program's text gives it
     label: Label | None = None  # its place in a pipeline
     control: Control | None = None  # of a control step
+    #: The order of callbacks, of a step that has some: what it reads and makes (`callback_chains`).
+    before: Any = None
+    after: Any = None
 
     @property
     def beyond(self) -> str:
@@ -82,6 +83,17 @@ class Step:
         """The variables among the inputs."""
         return [v for v in self.inputs if not isinstance(v, _jaxlib.Literal)]
 
+    @property
+    def needs(self) -> list[Any]:
+        """What it reads, the order of callbacks included."""
+        ordered = self.before is not None and not isinstance(self.before, _jaxlib.Literal)
+        return [*self.reads, self.before] if ordered else self.reads
+
+    @property
+    def gives(self) -> list[Any]:
+        """What it makes, the order of callbacks included."""
+        return self.outputs if self.after is None else [*self.outputs, self.after]
+
 
 @dataclasses.dataclass
 class FlatProgram:
@@ -89,7 +101,7 @@ class FlatProgram:
 
     `constants` maps variables to the values that the program closes over. `declared` maps variables to the shardings
     that the user wrote for them. `before` is one more argument, of a program with ordered callbacks only: its first
-    ordered callback comes after it.
+    ordered callback comes after it. `calls` says which results are those of its callbacks.
     """
 
     invars: list[Any]
@@ -98,3 +110,4 @@ class FlatProgram:
     outvars: list[Any]
     declared: dict[Any, Spec] = dataclasses.field(default_factory=dict)
     before: Any = None
+    calls: Calls = dataclasses.field(default_factory=Calls)

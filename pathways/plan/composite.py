@@ -381,7 +381,7 @@ def _live(turns: Turns, used: Sequence[bool]) -> Turns:
 
 
 def trimmed(program: LogicalProgram) -> LogicalProgram:
-    """A part of a program without the computations, exchanges and meshes of the other parts."""
+    """A part of a program without the computations, exchanges, meshes and host functions of the other parts."""
 
     def used(kind: NodeKind) -> list[int]:
         return sorted({node.computation for node in program.nodes if node.kind is kind})
@@ -391,6 +391,7 @@ def trimmed(program: LogicalProgram) -> LogicalProgram:
     called = [program.computations[n] for n in tables[NodeKind.CALL]]
     inhabited = sorted({value.mesh for value in program.values} | {each.mesh for each in called}) or [0]
     mesh = {old: new for new, old in enumerate(inhabited)}
+    functions = {number for each in called for number in each.callbacks}
 
     def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:
         return tuple(dataclasses.replace(type, mesh=mesh[type.mesh]) for type in types)
@@ -408,6 +409,7 @@ def trimmed(program: LogicalProgram) -> LogicalProgram:
             for node in program.nodes
         ),
         exchanges=tuple(program.exchanges[n] for n in tables[NodeKind.EXCHANGE]),
+        host_functions=tuple(each for each in program.host_functions if each.number in functions),
         mpmd_text="",
         ifrt_text="",
         pipelines=(),

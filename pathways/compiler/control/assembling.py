@@ -9,8 +9,10 @@ Each value between parts has a home: a slice, and how it is cut on it.
   and read on another slice is sent before the loop.
 - A carried value lives where it starts. If that is free (a constant), it lives where the body leaves it. At the end of
   the body it is moved back, if the body leaves it elsewhere.
-- A result of a branch lives where all branches make it, or else where it is read; else the program is refused. A
-  branch that hands on an argument which the user put nowhere makes nothing: there the argument is sent.
+- A result of a branch lives where all cases make it. If they make it on several slices, it lives where the operand is
+  that a case hands on as the result, or an operand of the result's type; else where it is read first; else where the
+  first case makes it. A case that makes it elsewhere sends it. A case that hands on an argument which the user put
+  nowhere makes nothing: there the argument is sent.
 
 Pure.
 """
@@ -49,17 +51,9 @@ def assemble(program: FlatProgram, traced: Traced, partition: Partition, default
     """The logical program of a program with control steps.
 
     Raises:
-        CallbackError: the program makes callbacks.
-        ProgramError: a result of a branch has no home.
+        ProgramError: a branch has too many cases, or is nested too deep.
         PlacementError: two slices have one name, or there is no slice at all.
     """
-    for step in program.steps:
-        if step.calls is not _jaxlib.CallsBack.NOTHING:
-            beyond = next(filter(None, (other.beyond for other in program.steps)))
-            raise errors.CallbackError(
-                f"program {traced.name!r} makes a callback, and {beyond}; hosts "
-                "cannot run both in one program yet. Make two programs of it"
-            )
     meshes = [*(a.mesh for a in traced.arguments), *_meshes(program), default]
     first = next((mesh for mesh in meshes if mesh is not None), None)
     if first is None:
@@ -68,7 +62,7 @@ def assemble(program: FlatProgram, traced: Traced, partition: Partition, default
             "nowhere; place a function with pw.jit(..., devices=slice)"
         )
     assembled = _Compiler(traced, partition, first).compile(program, traced.arguments, [None] * len(program.outvars))
-    return donation.decide(dataclasses.replace(assembled, donated_arguments=traced.donated))
+    return donation.decide(dataclasses.replace(assembled, donated_arguments=traced.donated, calls=program.calls))
 
 
 def _meshes(program: FlatProgram) -> list[MeshSpec | None]:
@@ -151,7 +145,7 @@ class _Level:
                     self._branch(step, step.control)
                 else:
                     self._loop(step, step.control)
-            elif not all(v in self.cheap for v in step.outputs):
+            elif not all(v in self.cheap for v in step.gives):
                 pending.append(step)
         self._straight(pending, ())
         default = (self.compiler.default, ())
@@ -193,13 +187,13 @@ class _Level:
 
     def _straight(self, steps: Sequence[Step], later: Sequence[Step]) -> None:
         """Compiles steps without control; `later` are all steps behind them."""
-        made = {v for step in steps for v in step.outputs}
+        made = {v for step in steps for v in step.gives}
         if not made:
             return
-        needed = {v for step in later for v in step.reads} | {v for v in self.program.outvars if not _is_literal(v)}
-        read = [v for step in steps for v in step.reads]
+        needed = {v for step in later for v in step.needs} | {v for v in self.program.outvars if not _is_literal(v)}
+        read = [v for step in steps for v in step.needs]
         invars = [v for v in dict.fromkeys(read) if v not in made and not self._is_constant(v)]
-        outvars = [v for step in steps for v in step.outputs if v in needed]
+        outvars = [v for step in steps for v in step.gives if v in needed]
         part = FlatProgram(
             invars, self.program.constants, [*ancestors(read, self.cheap), *steps], outvars, self.program.declared
         )
@@ -256,7 +250,7 @@ class _Level:
             bodies.append(body)
             parts.append(part)
             given.append(operands)
-        homes = [self._home_of_result(n, step, control, bodies, parts, given) for n in range(len(step.outputs))]
+        homes = [self._home_of_result(n, step, bodies, parts, given) for n in range(len(step.outputs))]
         for body, operands in zip(bodies, given, strict=True):
             for v, home in zip(body.outvars, homes, strict=True):
                 if (handed_on := _handed_on(body, v, operands)) is not None:
@@ -277,35 +271,33 @@ class _Level:
         self,
         n: int,
         step: Step,
-        control: Control,
         bodies: Sequence[FlatProgram],
         parts: Sequence[LogicalProgram],
         given: Sequence[Sequence[Any]],
     ) -> Home:
         """Where result `n` of a branch lives. The bodies were compiled to `parts`, and take the `given` operands."""
-        made = {
-            case: home_of(part, part.results[n])
-            for case, (body, part) in enumerate(zip(bodies, parts, strict=True))
-            if not _is_free(body, body.outvars[n])
-            and _handed_on(body, body.outvars[n], given[case]) not in self._unplaced
-        }
-        readers = [
-            reader.mesh for reader in self._readers if step.outputs[n] in reader.reads and reader.mesh is not None
-        ]
+        result = step.outputs[n]
+        made, handed_on = [], []  # homes, in the order of the cases
+        for body, part, operands in zip(bodies, parts, given, strict=True):
+            operand = _handed_on(body, body.outvars[n], operands)
+            if not _is_free(body, body.outvars[n]) and operand not in self._unplaced:
+                made.append(home_of(part, part.results[n]))
+                handed_on += made[-1:] if operand is not None else []
+        readers = [reader.mesh for reader in self._readers if result in reader.needs and reader.mesh is not None]
         if not made:
             return (readers[0] if readers else self.compiler.default), ()
-        meshes = {home[0] for home in made.values()}
-        if len(meshes) == 1:
-            return next(iter(made.values()))
-        chosen = [home for home in made.values() if home[0] in readers]
-        if chosen or control.derived:  # the user cannot say where residuals and cotangents are to live
-            return (chosen or list(made.values()))[0]
-        places = ", ".join(f"{home[0].name!r} in branch {case}" for case, home in made.items())
-        raise errors.ProgramError(
-            f"program {self.compiler.traced.name!r}: result {n} ({step.outputs[n].aval.str_short()}) of "
-            f"{control.construct} is on slice {places}; expected one slice. Put it on one in each branch with "
-            "pw.device_put"
-        )
+        slices = {home[0] for home in made}
+        if len(slices) == 1:
+            return made[0]
+        kind = _jaxlib.physical(result.aval)
+        alike = [v for v in step.inputs[1:] if _jaxlib.physical(v.aval) == kind and not _is_literal(v)]
+        where = [self._where(v) for v in alike if v not in self._unplaced]
+        operands = [*handed_on, *(home for home in where if home is not None and home[0] in slices)]
+        if operands:
+            return operands[0]
+        if readers:
+            return next((home for home in made if home[0] == readers[0]), (readers[0], ()))
+        return made[0]
 
     def _loop(self, step: Step, control: Control) -> None:
         counting = control.kind is ControlKind.FOR

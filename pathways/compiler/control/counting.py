@@ -71,9 +71,10 @@ def counted_body(
 
 def renamed(steps: Sequence[Step], names: Mapping[Any, Any]) -> list[Step]:
     """The steps, which read other variables for some."""
+
+    def name(v: Any) -> Any:
+        return v if v is None or isinstance(v, _jaxlib.Literal) else names.get(v, v)
+
     return [
-        dataclasses.replace(
-            step, inputs=[v if isinstance(v, _jaxlib.Literal) else names.get(v, v) for v in step.inputs]
-        )
-        for step in steps
+        dataclasses.replace(step, inputs=[name(v) for v in step.inputs], before=name(step.before)) for step in steps
     ]

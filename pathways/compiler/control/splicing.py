@@ -18,6 +18,7 @@ from pathways.compiler.ir import (
     ArrayType,
     Computation,
     Exchange,
+    HostFunction,
     LogicalProgram,
     Loop,
     MeshSpec,
@@ -72,6 +73,8 @@ class Whole:
         self.predicates: list[Predicate] = []
         self.loops: list[Loop] = []
         self.exchanges: list[Exchange] = []
+        self.callbacks: dict[int, Any] = {}
+        self.host_functions: dict[int, HostFunction] = {}
         self._computations: dict[Any, tuple[int, Computation]] = {}
         self._texts: list[tuple[str, str]] = []
 
@@ -137,7 +140,7 @@ class Whole:
                     predicate=predicate if node.predicate < 0 else first + node.predicate,
                 )
             )
-        self._texts.append((part.mpmd_text, part.ifrt_text))
+        self._adopt(part)
         return [number[v] for v in part.results]
 
     def select(self, which: int, cases: Sequence[int], construct: str) -> int:
@@ -164,8 +167,14 @@ class Whole:
         results = [self.value(self.values[v], self.home(v)) for v in carry]
         self.loops.append(loop)
         self._add(Node(NodeKind.LOOP, "loop.", len(self.loops) - 1, tuple(inputs), tuple(results), construct))
-        self._texts.append((loop.body.mpmd_text, loop.body.ifrt_text))
+        self._adopt(loop.body)
         return results
+
+    def _adopt(self, part: LogicalProgram) -> None:
+        """The whole has the callbacks and the texts of a part."""
+        self.callbacks.update(part.callbacks)
+        self.host_functions.update((function.number, function) for function in part.host_functions)
+        self._texts.append((part.mpmd_text, part.ifrt_text))
 
     def finish(self, arguments: Sequence[int], results: Sequence[int], donated: Sequence[bool]) -> LogicalProgram:
         """The program."""
@@ -183,6 +192,8 @@ class Whole:
             predicates=tuple(self.predicates),
             loops=tuple(self.loops),
             exchanges=tuple(self.exchanges),
+            callbacks=self.callbacks,
+            host_functions=tuple(self.host_functions.values()),
         )
         return donation.decide(program)
 
