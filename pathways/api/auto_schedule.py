@@ -81,7 +81,7 @@ def needed_bytes(bound: BoundProgram, temporaries: Mapping[str, int], receives_o
 
 def _tighter(
     bound: BoundProgram, needs: Mapping[int, int], budget: int, receives_on_host: bool
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Limits for the stages under which those on devices that need too much keep fewer microbatches in flight.
 
     Raises:
@@ -121,7 +121,10 @@ def _tighter(
             f"program {program.name!r} needs {max(needs.values())} bytes on a device that has {budget}, where no stage "
             "of a pipeline with schedule 'auto' is, so no schedule helps"
         )
-    return tuple(map(tuple, tightened))
+    least: dict[str, tuple[int, ...]] = {}
+    for info, each in zip(program.pipelines, tightened, strict=True):
+        least[info.key] = tuple(map(min, each, least.get(info.key, each)))
+    return tuple(least.items())
 
 
 def _microbatch_bytes(bound: BoundProgram, pipeline: int, mesh: int, host: int, receives_on_host: bool) -> int:

@@ -218,8 +218,7 @@ def _infer(
     known = {v: a.mesh for v, a in zip(program.invars, arguments, strict=True) if a.mesh is not None}
     wanted: dict[Any, dict[MeshSpec, int]] = {}
     for step in program.steps:
-        if step.kind is not StepKind.PLAIN:
-            assert step.mesh is not None
+        if step.kind is not StepKind.PLAIN and step.mesh is not None:  # not known: of a loop, a branch
             known.update((v, step.mesh) for v in step.outputs)
             for v in step.reads:
                 votes = wanted.setdefault(v, {})

@@ -311,7 +311,7 @@ class Inliner:
         for outer, inner in zip(inputs, arguments, strict=False):
             if (value := self._folder.known(outer)) is not None:
                 nested._folder.know(inner, value)
-        nested._scope = self._scope
+        # The control step has the scope: no call inside has a place in its pipeline.
         return nested, arguments
 
     def _body(self, results: Sequence[Any]) -> FlatProgram:
@@ -323,7 +323,7 @@ class Inliner:
     ) -> list[Any]:
         """Appends a control step. `results`: the types of its results, if they are not those of the equation."""
         outputs = [_jaxlib.new_var(v) for v in results or [v.aval for v in eqn.outvars]]
-        step = Step(StepKind.CONTROL, eqn, inputs, outputs, derivatives=derivatives, control=control)
+        step = Step(StepKind.CONTROL, eqn, inputs, outputs, derivatives=derivatives, scope=self._scope, control=control)
         self.program.steps.append(step)
         return outputs
 

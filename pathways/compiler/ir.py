@@ -147,13 +147,15 @@ class PipelineInfo:
 
     `title` says whose it is, for errors. `schedule` is the name of the schedule that the order of its nodes follows,
     for "auto" with what was chosen; "none" if the order is the text's. `is_searched` is true for "auto". `lengths` are
-    those that the user gives for it, one item per stage (chunk c of stage s has item c * depth + s); () if none.
+    those that the user gives for it, one item per stage (chunk c of stage s has item c * depth + s); () if none. `key`
+    is the name of its scopes; "" if it has none. The forward and the backward half of a pipeline have one key.
     """
 
     title: str
     schedule: str
     is_searched: bool = False
     lengths: tuple[Lengths, ...] = ()
+    key: str = ""
 
 
 class NodeKind(enum.Enum):

@@ -109,7 +109,7 @@ def to_logical(
     ifrt: ir.Module,
     pipelines: tuple[PipelineInfo, ...] = (),
 ) -> LogicalProgram:
-    """Makes the logical program; `ifrt` is the partitioned module after lowering. `pipelines` is from `schedule.apply`.
+    """Makes the logical program; `ifrt` is the partitioned module after lowering. `pipelines` are those of labels.
 
     Raises:
         CompileError: the partitioner changed the order that a schedule has made.

@@ -61,8 +61,8 @@ class Options:
     None: one of the two numbers above, which depends on the program's loops.
     `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
     pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
-    microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
-    there is no limit. `offload` is "auto", "none", or a number of bytes of each device: above that, a run offloads what
+    microbatches in flight under "auto": by the key of a pipeline one number per stage, see `search`; () if there is no
+    limit. `offload` is "auto", "none", or a number of bytes of each device: above that, a run offloads what
     it keeps for later (`pathways.plan.offloads`). For that, a loop that is not unrolled may be cut into `chunks` loops.
     """
 
@@ -73,7 +73,7 @@ class Options:
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
     lengths: tuple[Lengths, ...] = ()
-    limits: tuple[tuple[int, ...], ...] = ()
+    limits: tuple[tuple[str, tuple[int, ...]], ...] = ()
     offload: str | int = "auto"
     chunks: int = 1
 

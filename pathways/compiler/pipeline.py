@@ -60,20 +60,16 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
     program = flatten(traced, options.unroll, options.chunks)
     if program.before is not None:
         traced = traced.in_order()
+    order = schedule.Ordering(program, options)
     if has_control(program):
-        if title := schedule.title_of(program, traced, options):
-            beyond = next(filter(None, (step.beyond for step in program.steps)))
-            raise errors.ScheduleError(
-                f"{title}: {beyond}, and a schedule orders only what is known when "
-                "the program is compiled. Give the program a larger unroll= if it is a loop of a known count, or give "
-                "no schedule"
-            )
-        made = assemble(program, traced, functools.partial(_partition, options), default_mesh)
+        made = assemble(program, traced, order.apply, functools.partial(_partition, options), default_mesh)
+        order.check_followed(traced)
         if not made.loops:
             return made
         default = PARALLEL_ITERATIONS_IN_PLACE if _are_in_place(made.loops) else PARALLEL_ITERATIONS
         return dataclasses.replace(made, parallel_iterations=options.parallel_iterations or default)
-    pipelines = schedule.apply(program, traced, options)
+    pipelines = order.apply(traced, program)
+    order.check_followed(traced)
     return _partition(options, traced, program, default_mesh, pipelines)
 
 
@@ -96,7 +92,7 @@ def _partition(
     default_mesh: MeshSpec | None,
     pipelines: tuple[PipelineInfo, ...] = (),
 ) -> LogicalProgram:
-    """Partitions and lowers a program without control steps. `pipelines` is from `schedule.apply`."""
+    """Partitions and lowers a program without control steps. `pipelines` is from `schedule.Ordering`."""
     program = wired(program, traced.jaxpr.jaxpr)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()

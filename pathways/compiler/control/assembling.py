@@ -7,6 +7,8 @@ result; a loop becomes one node with its body as a program of its own.
 Each value between parts has a home: a slice, and how it is cut on it.
 - What a body takes is where it is outside. A cheap constant is made again inside. What is the same in each iteration
   and read on another slice is sent before the loop.
+- The steps of each level (the program, a body) are put into the order of its pipelines' schedules before they are cut
+  into parts. A schedule orders the calls of one level (SCHED-1).
 - A carried value lives where it starts. If that is free (a constant), it lives where the body leaves it. At the end of
   the body it is moved back, if the body leaves it elsewhere.
 - A result of a branch lives where all cases make it. If they make it on several slices, it lives where the operand is
@@ -33,13 +35,26 @@ from pathways.compiler.control.splicing import Home, Whole, home_of, padded, sen
 from pathways.compiler.control.unrolling import operations, stack
 from pathways.compiler.groups import ancestors, cheap_constants
 from pathways.compiler.inlining import Inliner
-from pathways.compiler.ir import MOST_CASES, MOST_NESTED, ArrayType, LogicalProgram, Loop, MeshSpec, Predicate
+from pathways.compiler.ir import (
+    MOST_CASES,
+    MOST_NESTED,
+    ArrayType,
+    LogicalProgram,
+    Loop,
+    MeshSpec,
+    PipelineInfo,
+    Predicate,
+)
 from pathways.compiler.primitives import transfer
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 from pathways.compiler.trace import Argument, Traced
 
-#: Compiles a program without control steps. What may be anywhere is on the given slice.
-Partition = Callable[[Traced, FlatProgram, MeshSpec], LogicalProgram]
+#: Puts the steps of a program, or of a body, into the order of its pipelines' schedules; returns these.
+Order = Callable[[Traced, FlatProgram], tuple[PipelineInfo, ...]]
+
+#: Compiles a program without control steps, with the pipelines of its level. The given slice is for what may be
+#: anywhere.
+Partition = Callable[[Traced, FlatProgram, MeshSpec, tuple[PipelineInfo, ...]], LogicalProgram]
 
 
 def has_control(program: FlatProgram) -> bool:
@@ -47,10 +62,13 @@ def has_control(program: FlatProgram) -> bool:
     return any(step.beyond for step in program.steps)
 
 
-def assemble(program: FlatProgram, traced: Traced, partition: Partition, default: MeshSpec | None) -> LogicalProgram:
+def assemble(
+    program: FlatProgram, traced: Traced, order: Order, partition: Partition, default: MeshSpec | None
+) -> LogicalProgram:
     """The logical program of a program with control steps.
 
     Raises:
+        ScheduleError: a pipeline in it, or in a body, cannot follow its schedule.
         ProgramError: a branch has too many cases, or is nested too deep.
         PlacementError: two slices have one name, or there is no slice at all.
     """
@@ -61,7 +79,8 @@ def assemble(program: FlatProgram, traced: Traced, partition: Partition, default
             f"program {traced.name!r} calls no placed function and none of its arguments lives on a slice, so it runs "
             "nowhere; place a function with pw.jit(..., devices=slice)"
         )
-    assembled = _Compiler(traced, partition, first).compile(program, traced.arguments, [None] * len(program.outvars))
+    compiler = _Compiler(traced, order, partition, first)
+    assembled = compiler.compile(program, traced.arguments, [None] * len(program.outvars))
     return donation.decide(dataclasses.replace(assembled, donated_arguments=traced.donated, calls=program.calls))
 
 
@@ -79,6 +98,7 @@ class _Compiler:
     """Compiles a program and the bodies in it. `default` is the slice of what may be anywhere."""
 
     traced: Traced
+    order: Order
     partition: Partition
     default: MeshSpec
     depth: int = 0  # of the branches around what is compiled now
@@ -86,18 +106,35 @@ class _Compiler:
     def compile(
         self, program: FlatProgram, arguments: Sequence[Argument], wanted: Sequence[Home | None]
     ) -> LogicalProgram:
-        """A program whose results are moved to the homes that are wanted."""
-        if any(home is not None for home in wanted):
-            program = dataclasses.replace(
-                program, steps=[*program.steps], outvars=[*program.outvars], declared=dict(program.declared)
-            )
-            for n, home in enumerate(wanted):
-                if home is not None:
-                    program.outvars[n] = _put(program, program.outvars[n], home)
+        """A program, or a body, whose results are moved to the homes that are wanted."""
+        program = dataclasses.replace(  # a body is perhaps compiled twice: each time its steps get labels and an order
+            program,
+            steps=[dataclasses.replace(step) for step in program.steps],
+            outvars=[*program.outvars],
+            declared=dict(program.declared),
+        )
+        for n, home in enumerate(wanted):
+            if home is not None:
+                program.outvars[n] = _put(program, program.outvars[n], home)
+        pipelines = self.order(self._as_traced(arguments), program)
         if has_control(program):
-            return _Level(self, program, arguments).build()
-        traced = dataclasses.replace(self.traced, arguments=tuple(arguments), donated=(False,) * len(arguments))
-        return self.partition(traced, program, self.default)
+            return _Level(self, program, arguments, pipelines).build()
+        return self.part(program, arguments, pipelines)
+
+    def part(
+        self, program: FlatProgram, arguments: Sequence[Argument], pipelines: tuple[PipelineInfo, ...] = ()
+    ) -> LogicalProgram:
+        """Steps without control, in the order in which they are."""
+        return self.partition(self._as_traced(arguments), program, self.default, pipelines)
+
+    def constants(self, program: FlatProgram, homes: Sequence[Home]) -> LogicalProgram:
+        """What takes nothing and makes constants, at their homes."""
+        for n, home in enumerate(homes):
+            program.outvars[n] = _put(program, program.outvars[n], home)
+        return self.part(program, [])
+
+    def _as_traced(self, arguments: Sequence[Argument]) -> Traced:
+        return dataclasses.replace(self.traced, arguments=tuple(arguments), donated=(False,) * len(arguments))
 
 
 def _put(program: FlatProgram, v: Any, home: Home) -> Any:
@@ -117,9 +154,16 @@ class _Level:
     anywhere, and whatever is made of constants cheaply.
     """
 
-    def __init__(self, compiler: _Compiler, program: FlatProgram, arguments: Sequence[Argument]) -> None:
+    def __init__(
+        self,
+        compiler: _Compiler,
+        program: FlatProgram,
+        arguments: Sequence[Argument],
+        pipelines: tuple[PipelineInfo, ...],
+    ) -> None:
         self.compiler = compiler
         self.program = program
+        self.pipelines = pipelines
         self.whole = Whole(compiler.traced.name)
         self.cheap = cheap_constants(program)
         self.arguments = dict(zip(program.invars, arguments, strict=True))
@@ -179,7 +223,7 @@ class _Level:
         if not constants:
             return []
         part = FlatProgram([], self.program.constants, self._behind(constants), list(constants))
-        return self.whole.splice(self.compiler.compile(part, [], homes), [])
+        return self.whole.splice(self.compiler.constants(part, homes), [])
 
     def _behind(self, constants: Sequence[Any]) -> list[Step]:
         """The steps that make constants."""
@@ -197,7 +241,7 @@ class _Level:
         part = FlatProgram(
             invars, self.program.constants, [*ancestors(read, self.cheap), *steps], outvars, self.program.declared
         )
-        compiled = self.compiler.compile(part, [self._argument(v) for v in invars], [None] * len(outvars))
+        compiled = self.compiler.part(part, [self._argument(v) for v in invars], self.pipelines)
         self._adopt(invars, compiled)
         self.numbers.update(zip(outvars, self._splice(compiled, invars), strict=True))
 
@@ -376,7 +420,7 @@ class _Level:
         part.outvars = [begin[n] for n in fresh]
         values: dict[int, int] = {}
         if fresh:
-            compiled = self.compiler.compile(part, [], [homes[n] for n in fresh])
+            compiled = self.compiler.constants(part, [homes[n] for n in fresh])
             values = dict(zip(fresh, self.whole.splice(compiled, []), strict=True))
         return [
             self.whole.moved(values[n] if n in values else self._at_home(v, homes[n]), homes[n])

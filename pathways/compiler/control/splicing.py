@@ -24,6 +24,7 @@ from pathways.compiler.ir import (
     MeshSpec,
     Node,
     NodeKind,
+    PipelineInfo,
     Predicate,
     Spec,
 )
@@ -75,6 +76,7 @@ class Whole:
         self.exchanges: list[Exchange] = []
         self.callbacks: dict[int, Any] = {}
         self.host_functions: dict[int, HostFunction] = {}
+        self.pipelines: list[PipelineInfo] = []
         self._computations: dict[Any, tuple[int, Computation]] = {}
         self._texts: list[tuple[str, str]] = []
 
@@ -121,8 +123,9 @@ class Whole:
         for p in part.predicates:
             parent = predicate if p.parent < 0 else first + p.parent
             self.predicates.append(Predicate(number[p.value], p.case, parent))
+        pipelines = [self._pipeline(info) for info in part.pipelines]
         for node in part.nodes:
-            computation = node.computation
+            computation, label = node.computation, node.label
             if node.kind is NodeKind.CALL:
                 computation = self._computation(part, part.computations[computation])
             elif node.kind is NodeKind.LOOP:
@@ -131,6 +134,8 @@ class Whole:
             elif node.kind is NodeKind.EXCHANGE:
                 self.exchanges.append(part.exchanges[computation])
                 computation = len(self.exchanges) - 1
+            if label is not None:
+                label = dataclasses.replace(label, pipeline=pipelines[label.pipeline])
             self._add(
                 dataclasses.replace(
                     node,
@@ -138,6 +143,7 @@ class Whole:
                     inputs=tuple(number[v] for v in node.inputs),
                     outputs=tuple(number[v] for v in node.outputs),
                     predicate=predicate if node.predicate < 0 else first + node.predicate,
+                    label=label,
                 )
             )
         self._adopt(part)
@@ -194,8 +200,16 @@ class Whole:
             exchanges=tuple(self.exchanges),
             callbacks=self.callbacks,
             host_functions=tuple(self.host_functions.values()),
+            pipelines=tuple(self.pipelines),
         )
         return donation.decide(program)
+
+    def _pipeline(self, info: PipelineInfo) -> int:
+        """The number of a pipeline here. Parts of one level have the same ones; equal ones of two bodies are two."""
+        known = next((n for n, other in enumerate(self.pipelines) if other is info), None)
+        if known is None:
+            self.pipelines.append(info)
+        return len(self.pipelines) - 1 if known is None else known
 
     def _computation(self, part: LogicalProgram, computation: Computation) -> int:
         def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:

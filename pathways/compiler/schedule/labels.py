@@ -43,9 +43,9 @@ class Pipeline:
     need no result of the pipeline, such as the slicing of a batch into microbatches: they run just before their first
     reader.
 
-    `number` is the pipeline's number in the program. `title` begins each error. `sequences` has the order of the units
-    on each stage; if not `ordered`, it is the order of the text, and the steps stay where they are. `schedule`,
-    `is_searched` and `lengths` are those of `PipelineInfo`.
+    `number` is the pipeline's number on its level, `key` its name; "" if it has no scopes. `title` begins each error.
+    `sequences` has the order of the units on each stage; if not `ordered`, it is the order of the text, and the steps
+    stay where they are. `schedule`, `is_searched` and `lengths` are those of `PipelineInfo`.
     """
 
     stages: dict[MeshSpec, int]
@@ -54,6 +54,7 @@ class Pipeline:
     chunks: int
     feeds: set[int]
     number: int = 0
+    key: str = ""
     title: str = ""
     sequences: list[Sequence[Unit]] = dataclasses.field(default_factory=list)
     ordered: bool = True
@@ -63,7 +64,7 @@ class Pipeline:
 
     def info(self) -> PipelineInfo:
         """What the compiled program knows of the pipeline."""
-        return PipelineInfo(self.title, self.schedule, self.is_searched, self.lengths)
+        return PipelineInfo(self.title, self.schedule, self.is_searched, self.lengths, self.key)
 
 
 def find(program: FlatProgram, title: str, *, chunked: bool = False) -> Pipeline:
@@ -210,7 +211,7 @@ class _Finder:
                 for v in (*step.reads, *step.outputs):
                     self.owners[step.mesh, v] |= 1 << number
                 origin = _Origin(1 << number)
-            elif step.kind is StepKind.PLACED and origin.microbatches:
+            elif step.kind in (StepKind.PLACED, StepKind.CONTROL) and origin.microbatches:
                 origin.late = True
             for v in step.outputs:
                 origins[v] = origin
@@ -271,7 +272,7 @@ class _Finder:
                     stage=step.label.stage,
                     chunk=step.label.chunk,
                 )
-            elif step.kind is StepKind.PLACED and origin.microbatches:
+            elif step.kind in (StepKind.PLACED, StepKind.CONTROL) and origin.microbatches:
                 origin.late = True
             for v in step.outputs:
                 origins[v] = origin

@@ -51,6 +51,8 @@ def is_forward(step: Step) -> bool:
 
 def describe(step: Step) -> str:
     """A step for an error's text."""
+    if step.control is not None:
+        return step.control.construct
     if step.kind is not StepKind.PLACED:
         return f"a device_put to slice {step.mesh.name!r}" if step.mesh is not None else f"{step.eqn.primitive.name}"
     assert step.slice_tag is not None

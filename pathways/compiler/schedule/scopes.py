@@ -13,7 +13,7 @@ Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
@@ -58,16 +58,17 @@ class _Origin:
         self.late = {**other.late, **self.late}
 
 
-def label(steps: Sequence[Step], title: str) -> list[Scoped]:
+def label(steps: Sequence[Step], title: str, without: Collection[str] = ()) -> list[Scoped]:
     """Sets the labels of steps with scopes and of what belongs to them; the pipelines in the order of the text.
 
-    `title` begins each error.
+    `title` begins each error. The scopes of the pipelines `without` do not count.
 
     Raises:
         ScheduleError: a pipeline that lacks a microbatch, one that visits a slice twice, or a
             placed call without a scope between calls of a pipeline.
     """
-    names = list(dict.fromkeys(step.scope.pipeline for step in steps if step.kind is StepKind.PLACED and step.scope))
+    scopes = (step.scope for step in steps if step.kind is StepKind.PLACED)
+    names = [name for name in dict.fromkeys(scope.pipeline for scope in scopes if scope) if name not in without]
     if not names:
         return []
     labeller = _Labeller(steps, names, title)
@@ -77,7 +78,7 @@ def label(steps: Sequence[Step], title: str) -> list[Scoped]:
         spec = pipeline_spec.find(name)
         stages = labeller.stages(number, spec)
         count, chunks = labeller.count(number, spec), 1 + max((c for _, c in labeller.places[number]), default=0)
-        pipeline = Pipeline(stages, 1 + max(stages.values()), count, chunks, set(), number)
+        pipeline = Pipeline(stages, 1 + max(stages.values()), count, chunks, set(), number, name)
         found.append(Scoped(name, spec, pipeline))
     labeller.label_feeds({one.pipeline.number: one.pipeline.feeds for one in found})
     for step in steps:
@@ -97,7 +98,10 @@ class _Labeller:
         self.title = title
         self.origins: dict[Any, _Origin] = {}
         self.meshes: list[list[MeshSpec]] = [[] for _ in names]  # per pipeline, its slices as they appear
-        self.edges: list[set[tuple[MeshSpec, MeshSpec]]] = [set() for _ in names]  # from slice to slice, forward
+        # From slice to slice in forward direction: of forward steps, and what backward steps say of it.
+        self.edges: list[set[tuple[MeshSpec, MeshSpec]]] = [set() for _ in names]
+        self.returns: list[set[tuple[MeshSpec, MeshSpec]]] = [set() for _ in names]
+        self.is_forward = [False for _ in names]  # whether there is a forward step
         # Per pipeline, the stage and the chunk of each stage that a scope may name; () if the calls say it.
         self.places = [spec.places() if (spec := pipeline_spec.find(name)) else [] for name in names]
 
@@ -111,8 +115,8 @@ class _Labeller:
             for v in step.reads:
                 if v in self.origins:
                     origin.merge(self.origins[v])
-            if step.kind is StepKind.PLACED:
-                origin = self._placed(step, origin)
+            if step.kind in (StepKind.PLACED, StepKind.CONTROL):
+                origin = self._call(step, origin)
             elif step.kind is StepKind.PLAIN and len(origin.units) == 1 and not origin.late:
                 (((number, microbatch), backward),) = origin.units.items()
                 backward |= step.derivatives > 0
@@ -122,11 +126,11 @@ class _Labeller:
             for v in step.outputs:
                 self.origins[v] = origin
 
-    def _placed(self, step: Step, origin: _Origin) -> _Origin:
-        assert step.mesh is not None
-        if step.scope is None:
+    def _call(self, step: Step, origin: _Origin) -> _Origin:
+        if step.scope is None or step.scope.pipeline not in self.numbers:
             origin.late = {**{n: step for n, _ in origin.units}, **origin.late}
             return origin
+        assert step.mesh is not None
         number, microbatch = self.numbers[step.scope.pipeline], step.scope.microbatch
         if number in origin.late:
             raise self.refuse(
@@ -139,8 +143,12 @@ class _Labeller:
         meshes = self.meshes[number]
         if step.mesh not in meshes:
             meshes.append(step.mesh)
-        if not backward:
-            self.edges[number] |= {(m, step.mesh) for n, m in origin.slices if n == number and m != step.mesh}
+        before = {m for n, m in origin.slices if n == number and m != step.mesh}
+        self.is_forward[number] |= not backward
+        if backward:
+            self.returns[number] |= {(step.mesh, m) for m in before}
+        else:
+            self.edges[number] |= {(m, step.mesh) for m in before}
         stage = meshes.index(step.mesh)
         chunk = 0
         if self.places[number]:
@@ -172,7 +180,8 @@ class _Labeller:
         """The stage of each slice: what the pipeline says, or the longest way to it through other slices."""
         if spec is not None and spec.meshes:
             return {mesh: stage for mesh, (stage, _) in zip(spec.meshes, spec.places(), strict=True)}
-        before = {mesh: {a for a, b in self.edges[number] if b == mesh} for mesh in self.meshes[number]}
+        edges = self.edges[number] if self.is_forward[number] else self.returns[number]
+        before = {mesh: {a for a, b in edges if b == mesh} for mesh in self.meshes[number]}
         stage: dict[MeshSpec, int] = {}
         while len(stage) < len(before):
             ready = [mesh for mesh in before if mesh not in stage and before[mesh] <= stage.keys()]

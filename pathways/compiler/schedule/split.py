@@ -28,16 +28,18 @@ from pathways.compiler.schedule.roles import describe
 _LEAST = 0.05
 
 
-def split(program: FlatProgram, stages: Mapping[MeshSpec, int], pipeline: int = 0) -> None:
+def split(program: FlatProgram, stages: Mapping[MeshSpec, int], pipeline: int = 0, *, may_lack: bool = False) -> None:
     """Divides the labelled backward steps of a pipeline of `program`. All labels are set.
 
-    `stages` has the stage of each slice, `pipeline` is the number of the pipeline.
+    `stages` has the stage of each slice, `pipeline` is the number of the pipeline. `may_lack`: it need not have any.
 
     Raises:
         Doubt: there is nothing to divide, or a backward step that cannot be divided so that it helps.
     """
     splitter = _Splitter(program, stages, pipeline)
     if not any(map(splitter.is_backward, program.steps)):
+        if may_lack:
+            return
         raise Doubt("it splits backward steps, and the program has none; expected the gradients of a pipeline")
     splitter.split()
 
