@@ -39,7 +39,7 @@ from pathways.compiler.schedule.scopes import label
 from pathways.compiler.schedule.search import choose
 from pathways.compiler.schedule.split import split
 from pathways.compiler.schedule.sums import sum_where_made
-from pathways.compiler.schedule.weave import weave
+from pathways.compiler.schedule.weave import in_turn, weave
 from pathways.compiler.trace import Traced
 
 
@@ -121,6 +121,7 @@ class Ordering:
         pipeline.ordered = schedule != "none"
         try:
             if schedule == "none":
+                program.steps = in_turn(program.steps, pipeline.number)
                 pipeline.sequences = _text_order(program.steps, pipeline)
             elif not isinstance(schedule, str):
                 stages = range(pipeline.depth)

@@ -5,7 +5,8 @@ wait in memory for its turn, and if two slices use the weight, one gradient per 
 the other. So each slice's gradients are added there, each one as soon as it exists, and then the slices' sums. What is
 added to may be donated: the sum stays in place (MEM-4).
 
-The order of the additions decides how the sum is rounded. It is the order of the microbatches. What is no gradient is
+The order of the additions decides how the sum is rounded. It is the order of the microbatches, also without a schedule
+(`weave.in_turn`). What is no gradient is
 added first if the text adds it to the first gradient (zeros, an accumulator), and last if the text adds it to a sum of
 gradients (weight decay) or if it needs results of the pipeline. A loop with `jax.value_and_grad` inside adds in this
 order, too. So a sum of what backward steps return has equal bits with and without a schedule, if one slice makes it.

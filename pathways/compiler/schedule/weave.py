@@ -75,6 +75,32 @@ def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
 
 
+def in_turn(steps: Sequence[Step], pipeline: int) -> list[Step]:
+    """The steps, with the backward steps of a pipeline without a schedule in the order of its microbatches.
+
+    JAX writes the backward steps of a loop the other way round. So without a schedule, gradients would be added in
+    another order than under each schedule, and have other bits.
+    """
+    turns: list[int | None] = []  # the microbatch of a backward step, and of what reads those of one microbatch only
+    known: dict[Any, int] = {}
+    for step in steps:
+        label, turn = step.label, None
+        if label is None:
+            behind = {known[v] for v in step.reads if v in known}
+            turn = behind.pop() if len(behind) == 1 else None
+        elif label.pipeline == pipeline and label.phase is Phase.BACKWARD:
+            turn = label.microbatch
+        turns.append(turn)
+        if turn is not None:
+            known.update((v, turn) for v in step.outputs)
+    order = list(dict.fromkeys(turn for turn in turns if turn is not None))
+    if order == sorted(order):
+        return list(steps)
+    first = next(n for n, turn in enumerate(turns) if turn is not None)
+    keys = [(n, 0, 0) if turn is None else (first, turn, n) for n, turn in enumerate(turns)]
+    return [steps[n] for n in _in_order(_dataflow(steps), keys)]
+
+
 def _sequences(pipelines: Sequence[Pipeline], units: Mapping[tuple[int, str, Unit], list[int]]) -> list[_Sequence]:
     """What follows one another on a slice: the steps of each unit.
 

@@ -77,6 +77,28 @@ def own(order: Callable[..., Any]) -> Any:
     return lambda *size: [(unit.phase.name[0], unit.microbatch, unit.chunk) for unit in order(*size)]
 
 
+# ------------------------------------------------------------------------------------------------------ equal bits
+def tied(ws: Any) -> Any:
+    """The first and the last stage share a weight, which two slices use."""
+    return [ws[0], ws[1], ws[0]]
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_all_schedules_give_the_same_bits_and_so_does_none(cluster, add, tie: bool) -> None:
+    """One debugs with "none". 1.7 ** m lets the gradients differ in size, so each order of additions has its bits."""
+    slices = [add(1) for _ in range(3)]
+    scale = (1.7 ** np.arange(ROWS)).astype(np.float32)[:, None]
+    found = {}
+    for schedule in ("none", "GPipe", "1F1B", "ZeroBubbleH1", "auto"):
+        model = pw.pipeline(stages_on(slices, 3), microbatches=8, schedule=schedule, loss=mse)
+        share = tied if tie else list
+        step = pw.program(jax.value_and_grad(lambda ws, x, t, m=model, s=share: m(s(ws), x, t)))
+        found[schedule] = jax.tree.map(np.asarray, step(WEIGHTS[: 2 if tie else 3], BATCH * scale, TARGETS * scale))
+    for schedule, got in found.items():
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(found["none"]), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=schedule)
+
+
 # ------------------------------------------------------------------------------------------------- names and values
 
 
