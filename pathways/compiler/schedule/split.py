@@ -131,7 +131,7 @@ class _Splitter:
         first = self._part(step, parts.first, [step.inputs[n] for n in parts.first_inputs], outputs)
         second = self._part(step, parts.second, inputs, [step.outputs[n] for n in parts.second_outputs])
         second.label = later
-        return [first, second]
+        return _in_chain(first, second)
 
     def _part(self, step: Step, closed: Any, inputs: list[Any], outputs: list[Any]) -> Step:
         eqn = _jaxlib.jit_of(step.eqn, closed, inputs, outputs)
@@ -160,6 +160,18 @@ class _Splitter:
                     f"are {late / max(early + late, 1.0):.1%} of its operations{why}; expected at least {_LEAST:.0%}. "
                     "Give schedule '1F1B'"
                 )
+
+
+def _in_chain(first: Step, second: Step) -> list[Step]:
+    """The halves of a step, of which one or both make its callbacks."""
+    if first.after is not None:
+        if first.calls is _jaxlib.CallsBack.NOTHING:
+            first.before = first.after = None
+        elif second.calls is _jaxlib.CallsBack.NOTHING:
+            second.before = second.after = None
+        else:
+            first.after = second.before = _jaxlib.order_var()
+    return [first, second]
 
 
 def _cost(step: Step) -> float:

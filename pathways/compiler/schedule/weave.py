@@ -174,12 +174,15 @@ def _delay(
 
 
 def _dataflow(steps: Sequence[Step]) -> Edges:
-    """From each step to those that read its results, and from each ordered callback to the next."""
+    """From each step to those that read its results, and from each ordered callback to the next.
+
+    Copies of one callback, of unrolled iterations inside a loop, are in order, too (`callback_chains`).
+    """
     edges: Edges = [{} for _ in steps]
-    made = {v: n for n, step in enumerate(steps) for v in step.outputs}
+    made = {v: n for n, step in enumerate(steps) for v in step.gives}
     calling: int | None = None
     for n, step in enumerate(steps):
-        for v in step.reads:
+        for v in step.needs:
             if v in made:
                 edges[made[v]][n] = "by its data"
         if step.calls is _jaxlib.CallsBack.IN_ORDER:

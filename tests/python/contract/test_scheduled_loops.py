@@ -361,3 +361,44 @@ def test_a_schedule_without_a_pipeline_in_any_body_is_refused(cluster, add) -> N
 
     with pytest.raises(errors.ScheduleError, match="no pipeline in it"):
         looped(move, schedule="1F1B").lower(XS)
+
+
+# --------------------------------------------------------------------------------------------------------- callbacks
+@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleH1"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_callbacks_in_scheduled_loops(cluster, add, schedule: str, ordered: bool) -> None:
+    """EFF-1: an epoch of scheduled steps with a call of the client in each step, and one in each microbatch."""
+    slices = [add(1), add(1)]
+    steps: list[int] = []
+    seen: list[float] = []
+
+    def noisy(w: Any, x: Any) -> Any:
+        y = layer(w, x)
+        jax.debug.callback(lambda s: seen.append(float(s)), jnp.sum(x), ordered=ordered)
+        return y
+
+    functions = [pw.jit(noisy, devices=slices[0], name="f0"), pw.jit(layer, devices=slices[1], name="f1")]
+    model = pw.pipeline(functions, microbatches=4, schedule=schedule, loss=mse)
+
+    def epoch(ws: Any, xs: Any, ts: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            n, ws = carry
+            ws, loss = step_of(model)(ws, row)
+            jax.debug.callback(lambda n, loss: steps.append(int(n)), n, loss, ordered=ordered)
+            return (n + 1, ws), loss
+
+        (_, ws), losses = jax.lax.scan(step, (np.int32(0), ws), (xs, ts))
+        return ws, losses
+
+    program = looped(epoch)
+    assert order_of(program, WEIGHTS[:2], XS, TS) == expected(schedule, 2, 4)
+    got = program(WEIGHTS[:2], XS, TS)
+    jax.effects_barrier()
+    close(got, jax.jit(epoch_of(plain))(WEIGHTS[:2], XS, TS))
+    want = XS.reshape(STEPS * 4, -1).sum(1)
+    if ordered:
+        assert steps == list(range(STEPS))
+        np.testing.assert_allclose(seen, want, rtol=1e-4, atol=1e-5)
+    else:
+        assert sorted(steps) == list(range(STEPS))
+        np.testing.assert_allclose(sorted(seen), sorted(want), rtol=1e-4, atol=1e-5)
