@@ -75,6 +75,10 @@ class DeletedArrayError(PathwaysError, RuntimeError):
     """An array was used after it was deleted or donated."""
 
 
+class TransferGuardError(PathwaysError, RuntimeError):
+    """A `jax.transfer_guard` does not allow a transfer between this process and a slice."""
+
+
 class CancelledError(PathwaysError, RuntimeError):
     """A run was cancelled before it finished."""
 

@@ -23,6 +23,7 @@ from jaxlib.mlir import ir
 
 from pathways._jaxlib.jaxprs import sub_jaxprs
 from pathways._jaxlib.mlir_modules import operations, tensor_type
+from pathways._jaxlib.user_settings import unguarded
 
 #: The custom call of a callback, until a host connects it to XLA's callback: see `connect_callbacks`.
 CALLBACK = "pathways_callback"
@@ -67,7 +68,7 @@ class Callback:
             Whatever the function raises.
             ValueError, TypeError: the results are not what was promised.
         """
-        with jax.enable_x64(self.x64):
+        with jax.enable_x64(self.x64), unguarded():  # JAX puts the arguments to this process's device
             given = [np.asarray(dtypes.canonicalize_value(np.asarray(each))) for each in self.call(*arguments)]
         if len(given) != len(self.results):
             raise ValueError(f"{self.what} gave {len(given)} results, but {len(self.results)} were promised")

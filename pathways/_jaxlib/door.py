@@ -44,6 +44,7 @@ from pathways._jaxlib.jaxprs import (
     Literal,
     Scope,
     as_function,
+    closed_jaxpr,
     equation_context,
     evaluated,
     extend_jit,
@@ -109,5 +110,14 @@ from pathways._jaxlib.thread_state import (
     staging_level,
     trace_modes,
     value_checks,
+)
+from pathways._jaxlib.user_settings import (
+    guard_level,
+    has_user_settings,
+    is_mesh_set,
+    no_mesh,
+    no_user_settings,
+    outside_meshes,
+    unguarded,
 )
 from pathways._jaxlib.versions import VERSION, check_versions

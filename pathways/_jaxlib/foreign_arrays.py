@@ -22,6 +22,7 @@ from jax._src.random import prng
 from pathways._jaxlib.jaxprs import jit_p
 from pathways._jaxlib.physical_form import is_key
 from pathways._jaxlib.thread_state import NotesRecording
+from pathways._jaxlib.user_settings import is_mesh_set, outside_meshes
 
 
 def accept_arrays(
@@ -69,6 +70,16 @@ def accept_arrays(
         return jit_p.impl(*fetched, **params), None, None, []
 
     pjit._pjit_call_impl_python = call
+    plain_infer = pjit._infer_params
+
+    def infer(fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A function of JAX's on our arrays runs on their slice, so it is traced without the mesh of this process.
+        library = is_mesh_set() and _is_from_library(_source_file(info.fun_sourceinfo))
+        if library and any(map(is_ours, jax.tree.leaves((args, kwargs)))):
+            return outside_meshes(plain_infer)(fun, info, args, kwargs)
+        return plain_infer(fun, info, args, kwargs)
+
+    pjit._infer_params = infer
 
     def by_program(primitive: core.Primitive) -> None:
         plain_impl = primitive.impl
@@ -90,6 +101,8 @@ def accept_arrays(
     def like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
         if is_ours(x) and sharding is None and shape in (None, x.shape) and not is_key(x.dtype):
             return full_like(x, fill_value, dtype)
+        if is_ours(x):  # the cotangent of a loss is made in this process
+            return outside_meshes(plain_full_like)(x, fill_value, dtype, shape, sharding)
         return plain_full_like(x, fill_value, dtype, shape, sharding)
 
     api._device_get = lambda x: fetch(x) if is_ours(x) else plain_get(x)
@@ -117,6 +130,11 @@ def users_level(package: str) -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _source_file(source: str | None) -> str | None:
+    """The file of a function that JAX describes as "name at file:line"."""
+    return source.rpartition(" at ")[2].rpartition(":")[0] if source else None
 
 
 @functools.cache

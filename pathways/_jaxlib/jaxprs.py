@@ -33,6 +33,11 @@ def opened(value: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
     return (value.jaxpr, value.consts) if isinstance(value, _Closed) else (value, ())
 
 
+def closed_jaxpr(jaxpr: core.Jaxpr, constants: Sequence[Any]) -> Any:
+    """An open jaxpr with its constants."""
+    return _Closed(jaxpr, constants)
+
+
 def new_var(aval: Any) -> core.Var:
     """A fresh jaxpr variable."""
     return core.Var(aval)

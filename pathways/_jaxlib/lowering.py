@@ -68,7 +68,10 @@ def lower_jaxpr(
         if next(callback_operations(result.module), None) is not None:
             tokens_to_data(result.module)
             strip_locations(result.module)  # the partitioner logs a remark on the call, with the user's source lines
-    return jax_mlir.module_to_bytecode(result.module)
+    module = result.module
+    if result.shape_poly_state.uses_dim_vars:  # it calls a function that was exported with symbolic shapes
+        module = jax_mlir.refine_polymorphic_shapes(module)
+    return jax_mlir.module_to_bytecode(module)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from jax._src import core, dtypes
 from jax._src.lax import lax
 
 from pathways._jaxlib.jaxprs import new_var
+from pathways._jaxlib.user_settings import no_user_settings
 
 
 def physical(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -48,7 +49,8 @@ def logical_dtype(logical: Any, parts: np.dtype) -> Any:
 def to_physical(value: Any, dtype: Any) -> Any:
     """A host value of logical dtype `dtype`, in the physical form that computations take and give."""
     if is_key(dtype):
-        return jax.random.key_data(value)
+        with no_user_settings():
+            return jax.random.key_data(value)
     if is_complex(dtype):
         array = np.asarray(value, dtype, order="C")
         return array.reshape(-1).view(_part(np.dtype(dtype))).reshape(*array.shape, 2)
@@ -58,7 +60,8 @@ def to_physical(value: Any, dtype: Any) -> Any:
 def from_physical(value: Any, dtype: Any) -> Any:
     """The inverse of `to_physical`: a JAX key array, or a NumPy array on the same memory."""
     if is_key(dtype):
-        return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=key_name(dtype))
+        with no_user_settings():
+            return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=key_name(dtype))
     if is_complex(dtype):
         array = np.asarray(value, order="C")
         logical = array.reshape(-1).view(np.dtype(dtype)).reshape(array.shape[:-1])

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from pathways import _core, _jaxlib, errors
+from pathways.api import transfer_guard
 from pathways.api.host_transfer import INLINE_RESULT, InlineResult, ReadBack, value_of
 from pathways.api.shards import shards_of
 from pathways.compiler import specs
@@ -191,6 +192,8 @@ class Array(_Face):
                 "body, and pass it on as an argument"
             )
         if self.cached is None:
+            if self.layout.slice.cluster.platform != "cpu":
+                transfer_guard.check("device-to-host", ReadName(self), self)
             if not self.is_inline and self.client.state(self) == _FAILED:
                 raise self._failure()
             self.copy_to_host_async()
@@ -309,6 +312,16 @@ class Array(_Face):
         return f"pw.Array({value}{self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class ReadName:
+    """The name of a read in messages: worked out when it is read."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __str__(self) -> str:
+        return f"reading {self._array!r}"
 
 
 def _aval(self: Array) -> Any:

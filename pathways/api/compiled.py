@@ -446,6 +446,7 @@ def copy(array: Array) -> Array:
     return _run_one("copy", tuple, make, home, array)
 
 
+@_jaxlib.outside_meshes
 def _run_one(
     name: str,
     target: Callable[[], Hashable],

@@ -40,7 +40,8 @@ def full(shape: Any, fill_value: Any, dtype: Any, sharding: SliceSharding) -> An
 
     if not _jaxlib.is_top_level():
         return device_put(make(fill_value), sharding)
-    return _maker("full", make, (shape, dtype), sharding)(fill_value)
+    with _jaxlib.unguarded():  # a number is no array of the user's
+        return _maker("full", make, (shape, dtype), sharding)(fill_value)
 
 
 def iota(dtype: Any, shape: Any, dimension: int, sharding: SliceSharding) -> Any:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pathways import _core, _jaxlib, errors
+from pathways.api import transfer_guard
 from pathways.api.array import Array
 from pathways.api.slices import Slice
 from pathways.compiler.ir import ArrayType
@@ -19,9 +20,9 @@ def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> Ar
     return ArrayType(full, words, 0, (*spec, *((),) * (len(full) - len(shape))))
 
 
-def put_leaf(leaf: Any, layout: _core.Layout, what: object) -> Array:
+def put_leaf(leaf: Any, layout: _core.Layout, what: object, *, is_explicit: bool = False) -> Array:
     """One host value as an array of `layout`. The bytes are copied, once, before this returns: on CPU the devices then
-    show that copy as it is."""
+    show that copy as it is. `is_explicit`: the user has asked for just this transfer."""
     if isinstance(leaf, Array):
         if leaf.layout is layout:
             return leaf
@@ -32,6 +33,7 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: object) -> Array:
         raise errors.ProgramError(
             f"{what} is {leaf!r}, which has a shape and a dtype but no value; give an array (`lower` takes it)"
         )
+    transfer_guard.check("host-to-device", what, leaf, is_explicit=is_explicit)
     kind: ArrayType = layout.cache
     cluster = layout.slice.cluster
     client = cluster.native

@@ -46,6 +46,9 @@ def getitem(array: Array, index: Any, otherwise: Callable[[Array, Any], Any]) ->
     if isinstance(what, Shape) and not arguments and all(entry == _ALL for entry in what.rest):
         return array
     closed = _indexing(array.aval, what, _avals(arguments), None, (), _jaxlib.trace_modes())
+    if isinstance(what, Shape):
+        with _jaxlib.unguarded():  # the numbers of an index are no array of the user's
+            return run(closed, "getitem", [array, *arguments])[0]
     return run(closed, "getitem", [array, *arguments])[0]
 
 
@@ -73,6 +76,7 @@ class _Updates:
         theirs = getattr(self._theirs, name)
         return functools.partial(self._update, name, theirs) if name in _UPDATES else theirs
 
+    @_jaxlib.outside_meshes
     def _update(self, name: str, theirs: Callable[..., Any], values: Any, **options: Any) -> Any:
         found = _understand(self._array, self._index, is_update=True)
         if found is None or not _is_array(values) or not all(isinstance(o, (bool, str)) for o in options.values()):

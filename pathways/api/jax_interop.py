@@ -32,13 +32,17 @@ _NUMBERS = (int, float, bool, complex)
 @functools.cache
 def install() -> None:
     """Teaches JAX what a `pw.Array` is, and `pw.Array` what JAX's arrays can."""
-    methods, properties = _jaxlib.array_attributes()
+    methods, properties = (
+        {name: _jaxlib.outside_meshes(fun) for name, fun in some.items()} for some in _jaxlib.array_attributes()
+    )
     attributes: dict[str, Any] = {
         name: property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
         for name, getter in properties.items()
     }
     attributes |= methods
-    attributes |= {name: _operator(name, fun) for name, fun in _jaxlib.array_operators().items()}
+    attributes |= {
+        name: _operator(name, _jaxlib.outside_meshes(fun)) for name, fun in _jaxlib.array_operators().items()
+    }
     for name in attributes.keys() - vars(Array).keys():
         setattr(Array, name, attributes[name])
     setattr(Array, "__array_ufunc__", numpy_protocols.array_ufunc)  # noqa: B010 - the stubs of Array do not name it
@@ -93,6 +97,7 @@ def _transfer(x: Any, *, mesh: MeshSpec, spec: Spec, uid: int, back: bool) -> An
     return x if home is None else device_put(x, home, specs.to_partition_spec(spec))
 
 
+@_jaxlib.outside_meshes
 def full_like(array: Array, fill_value: Any, dtype: Any = None) -> Any:
     """An array of `array`'s shape and sharding, full of one value, beside it on its slice; `jnp.zeros_like`."""
     wanted = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)

@@ -27,17 +27,21 @@ class Tracing(Stage):
         split: Split,
         partition: Callable[[], Lowering],
         lower_plainly: Callable[[tuple[str, ...], dict[str, Any]], Any],
+        jaxpr: Callable[[], Any],
     ) -> None:
-        """`partition` lowers the traced program for its slices; `lower_plainly(platforms, private)`, without them."""
+        """`partition` lowers the traced program for its slices; `lower_plainly(platforms, private)`, without them.
+        `jaxpr` gives the jaxpr to show, from which `jax.export` makes derivatives."""
         super().__init__(traced)
         self._split = split
         self._partition = partition
         self._lower_plainly = lower_plainly
+        self._jaxpr = jaxpr
 
     @property
     def jaxpr(self) -> Any:
-        """The closed jaxpr. Placed functions are its `jit` equations with a mark in their names."""
-        return self._traced.jaxpr
+        """The closed jaxpr: of a placed function the plain function's, as of `jax.jit`. In a program's, placed
+        functions are `jit` equations with a mark in their names."""
+        return self._jaxpr()
 
     @property
     def fun_name(self) -> str:

@@ -54,6 +54,7 @@ class Operations:
         outer = getattr(_running, "runs", None)
         runs: list[tuple[Compiled, list[Any], list[Array]]] = []
         _running.runs = runs
+        settings = _jaxlib.trace_modes()
         try:
             result = fun(*operands)
         finally:
@@ -69,7 +70,7 @@ class Operations:
                         self.shortcuts.clear()
                         self.callees.clear()
                     self.callees[key] = compiled
-                    self.shortcuts[key] = (compiled.modes, compiled.call, places)
+                    self.shortcuts[key] = (settings, compiled.call, places)
         return result
 
     def forget_outdated(self) -> None:
@@ -90,6 +91,7 @@ def operations(cluster: Session) -> Operations:
     return known
 
 
+@_jaxlib.outside_meshes
 def run(
     closed: Any, name: str, args: Sequence[Any], like: Array | None = None, home: Slice | None = None
 ) -> list[Array]:

@@ -17,6 +17,8 @@ from pathways.api.slices import Slice
 from pathways.api.tracing import is_tracing, remember, tracing
 from pathways.compiler import specs
 from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.placed import untagged
+from pathways.compiler.trace import Traced
 
 
 class PlacedFunction(Program):
@@ -83,13 +85,22 @@ class PlacedFunction(Program):
         remember(self.slice)
         return self._placed(*args, **kwargs)
 
+    @_jaxlib.outside_meshes
     def _lower_plainly(self, split: Any, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
+        with _jaxlib.lowering_for_slices():
+            return self._plain(split).lower(lowering_platforms=platforms, **private)
+
+    @_jaxlib.outside_meshes
+    def _shown_jaxpr(self, traced: Traced, split: Any) -> Any:
+        return untagged(self._plain(split).jaxpr)
+
+    def _plain(self, split: Any) -> Any:
+        """JAX's own trace of the plain function, with its shardings."""
         args, kwargs = jax.tree_util.tree_map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) if type(x) is Array else x,
             (split.args, split.kwargs),
         )
-        with _jaxlib.lowering_for_slices():
-            return self._placed.trace(*args, **kwargs).lower(lowering_platforms=platforms, **private)
+        return self._placed.trace(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets what it has compiled and traced; the next call does both again."""

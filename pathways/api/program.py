@@ -150,10 +150,16 @@ class Program(Handle):
             if _jaxlib.is_staging():
                 return self._stage(args, kwargs)
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
-        return current_shapes(lambda: self._run_found(args, kwargs, deadline))
+        # A mesh that is set for this process does not concern slices. The next call under it is short again.
+        settings = trace_modes()
+        return current_shapes(lambda: self._run_found(args, kwargs, deadline, settings))
 
-    def _run_found(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None) -> Any:
+    @_jaxlib.outside_meshes
+    def _run_found(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None, settings: Any
+    ) -> Any:
         compiled, leaves = self._find(args, kwargs)
+        compiled.modes = settings
         checked = bool(_jaxlib.value_checks())  # the short ways look at no value, and know nothing of callbacks
         if checked:
             out = self._run_checked(compiled, leaves, deadline, args, kwargs)
@@ -230,6 +236,7 @@ class Program(Handle):
             split,
             functools.partial(self._partition, traced, cluster, used),
             functools.partial(self._lower_plainly, split),
+            functools.partial(self._shown_jaxpr, traced, split),
         )
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -350,6 +357,7 @@ class Program(Handle):
     def _lower(self, split: Split) -> Lowering:
         return self._partition(*self._trace(split))
 
+    @_jaxlib.outside_meshes
     def _trace(self, split: Split) -> tuple[Traced, Session, list[Slice]]:
         """The traced program, the cluster it is for, and the slices it uses."""
         cluster = self._cluster(split.leaves)
@@ -403,12 +411,18 @@ class Program(Handle):
             return argument
         return dataclasses.replace(argument, mesh=self._home.mesh_spec, spec=((),) * len(argument.shape))
 
+    @_jaxlib.outside_meshes
     def _lower_plainly(self, split: Split, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
         raise errors.ProgramError(
             f"program {self._name!r} cannot be exported: what it says of slices is lost outside of a cluster. Export "
             "its placed functions, or the plain function: jax.export.export(jax.jit(fun))"
         )
 
+    def _shown_jaxpr(self, traced: Traced, split: Split) -> Any:
+        del split
+        return traced.jaxpr
+
+    @_jaxlib.outside_meshes
     def _partition(self, traced: Traced, cluster: Session, used: list[Slice]) -> Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))

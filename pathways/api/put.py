@@ -8,6 +8,7 @@ import jax
 from jax.tree_util import tree_flatten
 
 from pathways import _jaxlib, errors
+from pathways.api import transfer_guard
 from pathways.api.array import Array
 from pathways.api.compiled import move
 from pathways.api.host_values import physical, put_leaf
@@ -50,6 +51,8 @@ def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
     for number, (leaf, (slice_, leaf_spec)) in enumerate(zip(leaves, targets, strict=True)):
         what = ValueName(tree, number)
         if isinstance(leaf, Array):
+            if leaf.layout.slice is not slice_:
+                transfer_guard.check("device-to-device", what, leaf, is_explicit=True)
             out.append(move(leaf, slice_, slice_.spec(leaf_spec, leaf.shape, what)))
         else:
             argument = as_argument(leaf, what)
@@ -61,7 +64,7 @@ def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
                 shape=argument.shape,
                 weak_type=argument.weak_type,
             )
-            out.append(put_leaf(leaf, layout, what))
+            out.append(put_leaf(leaf, layout, what, is_explicit=True))
     return tree.unflatten(out)
 
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.statics import Static
@@ -56,6 +56,25 @@ def _tag(slice_tag: SliceTag) -> str:
 def lookup(jit_name: str) -> SliceTag | None:
     """The slice tag of a jit equation with this name, or None for a plain jit."""
     return _slice_tags.get(jit_name) if _MARK in jit_name else None
+
+
+def untagged(closed: Any) -> Any:
+    """A closed jaxpr in which placed functions are plain ones, which JAX may lower for whoever runs it."""
+
+    def of_parameter(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(of_parameter, value))
+        return untagged(value) if _jaxlib.is_jaxpr(value) else value
+
+    jaxpr, constants = _jaxlib.opened(closed)
+    eqns = []
+    for eqn in jaxpr.eqns:
+        params = {key: of_parameter(value) for key, value in eqn.params.items()}
+        if eqn.primitive is _jaxlib.jit_p and (slice_tag := lookup(params["name"])) is not None:
+            params["name"] = slice_tag.name
+        eqns.append(eqn.replace(params=params))
+    plain = jaxpr.replace(eqns=eqns)
+    return plain if closed is jaxpr else _jaxlib.closed_jaxpr(plain, constants)
 
 
 def staged(fun: Callable[..., Any], name: str, static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:
@@ -136,12 +155,16 @@ class TaggedFunction:
             return _call(self, *args, **kwargs)
 
         body.__name__ = body.__qualname__ = _tag(self.slice_tag)
-        self._jit = jax.jit(
-            body, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
-        )
+        self._static = {
+            "static_argnums": self.static_argnums or None,
+            "static_argnames": self.static_argnames or None,
+        }
+        self._body = body
+        self._jit = jax.jit(body, **self._static)
 
+    @_jaxlib.outside_meshes
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function as JAX traces it."""
+        """Calls the function as JAX traces it. In its body the mesh of the slice is set, and no other."""
         if self.static_argnums or self.static_argnames:
             dynamic = set(self.dynamic(len(args)))
             args = tuple(arg if n in dynamic else Static(arg) for n, arg in enumerate(args))
@@ -149,8 +172,20 @@ class TaggedFunction:
         return self._jit(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """JAX's own trace of the function, a `jax.stages.Traced`."""
-        return self._jit.trace(*args, **kwargs)
+        """JAX's own trace of the function for whoever runs it without a cluster, a `jax.stages.Traced`."""
+        if kwargs or (self.in_shardings is None and self.out_shardings is None):
+            return self._jit.trace(*args, **kwargs)
+        # What JAX exports is for as many devices as the shardings of the jit itself have.
+        shardings = {"in_shardings": self._own(self.in_shardings), "out_shardings": self._own(self.out_shardings)}
+        return jax.jit(self._body, **self._static, **shardings).trace(*args)
+
+    def _own(self, prefix: Any) -> Any:
+        """A pytree prefix of specs as shardings over the slice's mesh."""
+
+        def leaf(spec: Any) -> Any:
+            return None if spec is None else NamedSharding(self.abstract_mesh, getattr(spec, "spec", spec))
+
+        return jax.tree.map(leaf, prefix, is_leaf=lambda x: x is None or isinstance(x, PartitionSpec | NamedSharding))
 
     def clear_cache(self) -> None:
         """Forgets the traces of the function that JAX keeps."""

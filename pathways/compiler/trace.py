@@ -211,7 +211,7 @@ def trace(
     structs = jax.tree_util.tree_unflatten(in_tree, [argument.struct() for argument in arguments])
     # Jit must be on, because a placed function is a jit. And no mesh may be set: a mesh that the user has set for this
     # process is not the mesh of a slice.
-    with jax.disable_jit(False), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with jax.disable_jit(False), _jaxlib.no_mesh():
         try:
             jaxpr = jax.make_jaxpr(flat)(*structs[0], **structs[1])
         except RuntimeError as error:

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.host.all_dtypes import all_dtypes
 from pathways.host.callbacks import Asker, Questions
 from pathways.host.devices import HostDevices
 from pathways.host.executables import Attended
+from pathways.host.own_settings import own_settings
 from pathways.process.worker_threads import WorkerThreads
 
 
@@ -49,7 +49,7 @@ class Attendants:
         """Launches on another thread a computation that calls its client back; calls `core.launched` at its end."""
         earlier = self._fence.now(launch.gang_devices) if self._fence is not None and launch.gang_devices else None
 
-        @all_dtypes
+        @own_settings
         def see_to_it() -> None:
             made: tuple[jax.Array, ...] = ()
             error = None

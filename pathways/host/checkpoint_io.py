@@ -33,10 +33,10 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.host.all_dtypes import all_dtypes
 from pathways.host.checkpoint_root import CheckpointRoot
 from pathways.host.host_budget import HostBudget
 from pathways.host.host_buffers import LocalPlacement
+from pathways.host.own_settings import own_settings
 from pathways.plan.resharding import slices
 from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol import payloads
@@ -129,7 +129,7 @@ class Tasks:
     def _start(self, client: int, task: int, number: int, job: _Job | None, do: Callable[[], tuple[Any, int]]) -> None:
         key = (client, number)
 
-        @all_dtypes
+        @own_settings
         def run() -> None:
             value, mask, error = None, 0, None
             try:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pathways.host import read_back
-from pathways.host.all_dtypes import all_dtypes
+from pathways.host.own_settings import own_settings
 from pathways.host.placements import Placements
 from pathways.protocol import payloads
 from pathways.protocol.payloads import Mode
@@ -26,7 +26,7 @@ class ClientValues:
         self._platform = platform
         self.local: dict[int, Any] = {}  # embedded: objects that client and host hand to each other, by key
 
-    @all_dtypes
+    @own_settings
     def put(self, client: int, payload: bytes, booked_mask: int, booked_bytes: int) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices.
 
@@ -69,7 +69,7 @@ class ClientValues:
         elif isinstance(what, int):  # Mode.LOCAL
             self.local.pop(what, None)
 
-    @all_dtypes
+    @own_settings
     def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
         """Writes this host's share of a ready buffer into the client's memory: each distinct part once."""
         mode, what = payloads.parse_fetch(payload)
@@ -87,12 +87,12 @@ class ClientValues:
         if mode is Mode.ARENA:
             self._core.client_block(client, *what)
 
-    @all_dtypes
+    @own_settings
     def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:
         """The recipe by which `_core` reads back arrays like `value`."""
         return read_back.recipe(value, self._platform)
 
-    @all_dtypes
+    @own_settings
     def read_back(self, value: jax.Array, memory: memoryview) -> None:
         """Writes this host's share of a small result into `memory`, where the client reads it."""
         read_back.write(value, memory)

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from pathways.host import offload
-from pathways.host.all_dtypes import all_dtypes
 from pathways.host.checkpoint_io import Tasks
 from pathways.host.devices import HostDevices
+from pathways.host.own_settings import own_settings
 from pathways.host.placements import Placements
 from pathways.host.programs import Programs
 from pathways.protocol import payloads
@@ -78,7 +78,7 @@ class Commands:
         except Exception as problem:
             self._tasks.refuse(task, problem)
 
-    @all_dtypes
+    @own_settings
     def offload(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:
         """Offloads a client's values from the devices (`away`), or restores them.
 

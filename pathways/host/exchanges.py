@@ -16,6 +16,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
+from pathways.host.own_settings import own_settings
 from pathways.host.programs import Program
 from pathways.host.receive import allocate_block
 from pathways.host.transfers import Transfers
@@ -64,6 +65,7 @@ class Exchanges:
         self._rooms: dict[_Key, list[_Room]] = {}
         self._origins: dict[_Key, list[np.ndarray]] = {}  # of known routes: the numbers that the slots expect
 
+    @own_settings
     def read(self, order: int, plan: int, index: int, position: int, value: jax.Array) -> tuple[Any, list[Any]]:
         """The shards of input number `position`, which are ready.
 
@@ -133,6 +135,7 @@ class Exchanges:
             self._transfers.expect(order, self.number(plan, index), shape.source_hosts, views)
         return offsets
 
+    @own_settings
     def finish(
         self,
         order: int,

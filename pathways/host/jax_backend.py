@@ -16,7 +16,6 @@ import jax
 from pathways import _core, _jaxlib
 from pathways.compiler.ir import LogicalProgram
 from pathways.host import executables
-from pathways.host.all_dtypes import all_dtypes
 from pathways.host.attendants import Attendants
 from pathways.host.callbacks import Questions
 from pathways.host.checkpoint_io import Tasks
@@ -25,6 +24,7 @@ from pathways.host.commands import Commands
 from pathways.host.devices import HostDevices
 from pathways.host.exchanges import Exchanges
 from pathways.host.failures import Failures
+from pathways.host.own_settings import own_settings
 from pathways.host.placements import Placements
 from pathways.host.programs import OnCompiled, Programs
 from pathways.host.sidecars import Sidecars
@@ -172,7 +172,7 @@ class JaxBackend:
 
     # ---- from the enqueue thread
 
-    @all_dtypes
+    @own_settings
     def run(self) -> None:
         """Runs until `stop`."""
         try:

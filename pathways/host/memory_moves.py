@@ -15,6 +15,7 @@ from pathways import errors
 from pathways.compiler.ir import Memory
 from pathways.host.devices import HostDevices
 from pathways.host.executables import Executable, MemoryStats
+from pathways.host.own_settings import own_settings
 from pathways.plan.resharding import Placement
 
 #: JAX's name of host memory from which devices copy at full speed.
@@ -38,6 +39,7 @@ def load(placed: Placement, devices: HostDevices) -> Executable:
     kind = HOST_MEMORY if placed.type.memory is Memory.HOST else device.default_memory().kind
     sharding = devices.sharding(placed).with_memory_kind(kind)
 
+    @own_settings
     def move(array: jax.Array) -> tuple[jax.Array]:
         return (jax.device_put(array, sharding),)
 

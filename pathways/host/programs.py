@@ -16,10 +16,10 @@ import jax
 from pathways import _jaxlib, _native
 from pathways.compiler.ir import LogicalProgram
 from pathways.host import executables, memory_moves
-from pathways.host.all_dtypes import all_dtypes
 from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
+from pathways.host.own_settings import own_settings
 from pathways.host.sidecars import Sidecars
 from pathways.plan.binding import Bindings, BoundProgram, exchange_shape, host_plan
 from pathways.plan.host_resharding import host_reshard_plan
@@ -155,7 +155,7 @@ class Programs:
             self._core.set_failed(program_id, error)
         on_compiled(program_id, error, memory)
 
-    @all_dtypes
+    @own_settings
     def _load(self, registered: Program) -> tuple[executables.Executable, ...]:
         """Compiles a program's launches; equal modules are compiled once per host."""
         bound = registered.bound
@@ -174,7 +174,7 @@ class Programs:
 
     # ---- from the enqueue thread
 
-    @all_dtypes
+    @own_settings
     def placeholder(self, plan: int, node: int, index: int) -> jax.Array:
         """Zeros in place of a failed input, so that this host still launches its part of the gang (GANG-1)."""
         registered = self.by_number[plan]

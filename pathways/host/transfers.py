@@ -15,6 +15,7 @@ import numpy as np
 from pathways import _jaxlib
 from pathways.host.devices import HostDevices
 from pathways.host.network_transfer import Streams
+from pathways.host.own_settings import own_settings
 from pathways.host.programs import Program
 from pathways.host.receive import ReceiveAllocation, allocate_receive
 
@@ -50,6 +51,7 @@ class Transfers:
 
     # ---- within this host
 
+    @own_settings
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
         """Runs a transfer whose source and target are both on this host alone.
 
@@ -71,6 +73,7 @@ class Transfers:
         """The number by which all hosts know a transfer: its number in the program."""
         return self._programs[plan].plan.numbers[route]
 
+    @own_settings
     def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
         """The source shards, already ready, that the transfer's copy plans read.
 
@@ -115,6 +118,7 @@ class Transfers:
         """Gives a receive the shards of this host's own value, which it shows as they are."""
         self._receives[order, plan, route].shards = self._source_shards(plan, route, value)
 
+    @own_settings
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of a receive's blocks, which are all written; on CPU the array uses the blocks' memory."""
         receive = self._receives.pop((order, plan, route))

@@ -122,5 +122,5 @@ def operations(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)) for aval in avals
     ]
     # As in `trace`: jit is on and no mesh is set, because the mesh of this process is not that of a slice.
-    with jax.disable_jit(False), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with jax.disable_jit(False), _jaxlib.no_mesh():
         return jax.make_jaxpr(fun)(*structs)
