@@ -73,17 +73,23 @@ def from_callback(shape: Any, sharding: SliceSharding, callback: Callable[[Any],
     for index in sharding.devices_indices_map(shape).values():
         key = tuple((part.start, part.stop) for part in index)
         if key not in parts:
-            parts[key] = index, np.asarray(callback(index))
+            part = callback(index)
+            parts[key] = index, part if _jaxlib.is_key(getattr(part, "dtype", None)) else np.asarray(part)
     kinds = {part.dtype for _, part in parts.values()}
     if len(kinds) > 1:
         raise errors.ShardingError(f"the parts that a callback gave have different dtypes: {sorted(map(str, kinds))}")
     wanted = sharding.shard_shape(shape)
-    value = np.empty(shape, next(iter(kinds)) if dtype is None else dtype)
+    kind = next(iter(kinds))
+    is_key = _jaxlib.is_key(kind)
+    if dtype is not None and (is_key or _jaxlib.is_key(dtype)) and dtype != kind:
+        raise errors.ShardingError(f"the callback was to give parts of dtype {dtype}, but gave dtype {kind}")
+    words = _jaxlib.physical_struct(shape, kind)  # of a key array
+    value = np.empty(*words) if is_key else np.empty(shape, kind if dtype is None else dtype)
     for index, part in parts.values():
         if part.shape != wanted:
             raise errors.ShardingError(
                 f"the callback was asked for {index} of an array of shape {shape}, which has shape {wanted}, but gave "
                 f"shape {part.shape}"
             )
-        value[index] = part
-    return device_put(value, sharding)
+        value[index] = np.asarray(_jaxlib.to_physical(part, kind)) if is_key else part
+    return device_put(_jaxlib.from_physical(value, kind) if is_key else value, sharding)

@@ -41,7 +41,8 @@ class SliceSharding(NamedSharding):
     """A `jax.sharding.NamedSharding` over a slice's mesh that knows its slice; equal to the plain one.
 
     Meshes of equal shape and names are one object to JAX, whatever slice they belong to: who has to find the slice of a
-    sharding (`jax.device_put`, restoring a checkpoint) asks this. Those of two slices are not equal.
+    sharding (`jax.device_put`, restoring a checkpoint) asks this. Those of two slices are not equal. Shardings that cut
+    alike are equal, however their specs are written: `P()` and `P(None)`, `P("x")` and `P(("x",), None)`.
     """
 
     slice: Slice
@@ -72,10 +73,10 @@ class SliceSharding(NamedSharding):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SliceSharding) and other.slice is not self.slice:
             return False
-        return isinstance(other, NamedSharding) and bool(super().__eq__(other))
+        return isinstance(other, NamedSharding) and bool(NamedSharding.__eq__(_plain(self), _plain(other)))
 
     def __hash__(self) -> int:
-        return super().__hash__()
+        return hash(_plain(self))
 
     def __deepcopy__(self, memo: Any) -> SliceSharding:
         return self
@@ -86,6 +87,21 @@ class SliceSharding(NamedSharding):
     def __reduce__(self) -> Any:
         """A pickle holds the mesh and the spec, and gives a plain sharding: a slice belongs to its process."""
         return NamedSharding, (self.mesh, self.spec)
+
+
+def _plain(sharding: NamedSharding) -> NamedSharding:
+    """The sharding as JAX has it, with its spec in its shortest form; an axis of one device cuts nothing."""
+    sizes = sharding.mesh.shape
+    entries: list[Any] = []
+    for entry in sharding.spec:
+        if isinstance(entry, str | tuple):
+            axes = tuple(axis for axis in ((entry,) if isinstance(entry, str) else entry) if sizes[axis] > 1)
+            entry = axes[0] if len(axes) == 1 else axes or None
+        entries.append(entry)
+    while entries and entries[-1] is None:
+        entries.pop()
+    spec = sharding.spec.update(partitions=tuple(entries))
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
 class Slice:

@@ -92,8 +92,9 @@ def slice_mesh(sharding: Any) -> MeshSpec | None:
 
 
 def to_partition_spec(spec: Spec) -> PartitionSpec:
-    """The `PartitionSpec` of a normalized spec."""
-    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+    """The `PartitionSpec` of a normalized spec, in its shortest form, as JAX's own results have it."""
+    length = max((n + 1 for n, axes in enumerate(spec) if axes), default=0)
+    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec[:length]))
 
 
 def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
