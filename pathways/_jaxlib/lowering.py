@@ -15,7 +15,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax._src import pjit, sharding_impls
+from jax._src import core, pjit, sharding_impls
+from jax._src.custom_partitioning import custom_partitioning_p
 from jax._src.interpreters import mlir as jax_mlir
 from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir
@@ -57,9 +58,12 @@ def lower_jaxpr(
             num_partitions=size,
             lowering_parameters=jax_mlir.LoweringParameters(
                 hoist_constants_as_args=False,
-                override_lowering_rules=tuple(
-                    (primitive, functools.partial(lower_callback, kind, number))
-                    for primitive, kind in CALLBACK_KINDS.items()
+                override_lowering_rules=(
+                    *(
+                        (primitive, functools.partial(lower_callback, kind, number))
+                        for primitive, kind in CALLBACK_KINDS.items()
+                    ),
+                    (custom_partitioning_p, _whole),
                 ),
             ),
             **extra,
@@ -94,6 +98,14 @@ def _lower_in_this_context() -> Callable[..., Any]:
     return copy
 
 
+def _whole(ctx: Any, *args: Any, call: Any, **_: Any) -> Any:
+    """Lowers a function with a partitioning of its own as the function itself, which the compiler then partitions.
+
+    Its `partition` works on the shardings that a compiler in the same process has found; hosts compile in their own.
+    """
+    return jax_mlir.lower_fun(core.jaxpr_as_fun(call), multiple_results=True)(ctx, *args)
+
+
 _lowering = threading.local()  # .for_slices: how many `lowering_for_slices` this thread is inside
 
 
@@ -109,7 +121,10 @@ def lowering_for_slices() -> Iterator[None]:
 
 
 def guard_lowering(refuse: Callable[[str], None]) -> None:
-    """From now on, calls `refuse(name)` for each inner `jax.jit` that JAX lowers to run in this process."""
+    """From now on, calls `refuse(name)` for each inner `jax.jit` that JAX lowers to run in this process.
+
+    What is lowered for slices has no devices, which JAX's rule for `custom_partitioning` wants.
+    """
     plain = pjit._pjit_lowering
 
     def rule(ctx: Any, *args: Any, name: str, **params: Any) -> Any:
@@ -118,3 +133,10 @@ def guard_lowering(refuse: Callable[[str], None]) -> None:
         return plain(ctx, *args, name=name, **params)
 
     jax_mlir.register_lowering(jit_p, rule, cacheable=False)
+    plain_partitioning = jax_mlir._lowerings[custom_partitioning_p].rule
+
+    def partitioning(ctx: Any, *args: Any, **params: Any) -> Any:
+        lower = _whole if getattr(_lowering, "for_slices", 0) else plain_partitioning
+        return lower(ctx, *args, **params)
+
+    jax_mlir.register_lowering(custom_partitioning_p, partitioning)

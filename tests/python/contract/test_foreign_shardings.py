@@ -114,3 +114,33 @@ def test_foreign_axes_are_refused(add: Any, grid: Any) -> None:
     np.testing.assert_array_equal(pw.program(over_data)(pw.device_put(X, grid)), X[:4] + X[4:])
     with pytest.raises(errors.ShardingError, match=r"'spread'.* over the axes \{'data': 2\}, .*'x': 2"):
         pw.jit(lambda v: constrain(v, data), devices=line, name="spread")(X)
+
+
+def test_shardings_that_cut_alike_are_equal(add: Any) -> None:
+    line, thin = add(2), add((2, 1))
+    replicated = pw.jit(lambda x: x + 1, devices=line, out_shardings=P())(X).sharding
+    rows = pw.device_put(X, line, P("x", None)).sharding
+    for spec in (P(), P(None), P(None, None), None):
+        assert replicated == line.sharding(spec) and hash(replicated) == hash(line.sharding(spec))
+        assert replicated != line.sharding(P("x")) and rows != line.sharding(spec)
+    for spec in (P("x"), P(("x",)), P("x", None)):
+        assert rows == line.sharding(spec) and hash(rows) == hash(line.sharding(spec))
+        assert rows == NamedSharding(line.mesh, spec) and NamedSharding(line.mesh, spec) == rows
+    assert rows.spec == P("x") and replicated.spec == P()  # in the shortest form, as JAX's own results have it
+    assert rows != line.sharding(P(None, "x")) and rows != add(2).sharding(P("x"))
+    assert thin.sharding(P("x", "y")) == thin.sharding(P("x")) == pw.device_put(X, thin, P("x", "y")).sharding
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_keys_from_a_callback(add: Any, implementation: str) -> None:
+    rows = add(2).sharding(P("x"))
+    keys = jax.random.split(jax.random.key(3, impl=implementation), 4)
+    for array in (
+        jax.make_array_from_callback((4,), rows, lambda index: keys[index]),
+        jax.make_array_from_callback((4,), rows, lambda index: keys[index], dtype=keys.dtype),
+        jax.make_array_from_process_local_data(rows, keys),
+    ):
+        assert array.dtype == keys.dtype and array.sharding == rows
+        np.testing.assert_array_equal(jax.random.key_data(jax.device_get(array)), jax.random.key_data(keys))
+    with pytest.raises(errors.ShardingError, match="dtype"):
+        jax.make_array_from_callback((4,), rows, lambda index: keys[index], dtype=np.uint32)
