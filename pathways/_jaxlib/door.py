@@ -62,6 +62,7 @@ from pathways._jaxlib.jaxprs import (
     scan_counts,
     scan_of,
     scope_of,
+    solver_of,
     sub_jaxprs,
     transposed_times,
 )

@@ -130,6 +130,13 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
+def solver_of(eqn: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """What an equation of `jax.lax.custom_linear_solve` computes: a closed jaxpr, and which of `inputs` it takes."""
+    counts = eqn.params["const_lengths"]
+    start = counts.matvec + counts.vecmat
+    return eqn.params["jaxprs"].solve, [*inputs[start : start + counts.solve], *inputs[sum(counts) :]]
+
+
 def new_literal(value: Any, aval: Any) -> core.Literal:
     """A constant of a jaxpr, a scalar of the type `aval`."""
     return core.Literal(value, aval)

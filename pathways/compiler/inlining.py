@@ -1,8 +1,8 @@
 """Appends what a jaxpr does to a flat program, step by step.
 
-What only groups equations (a plain jit, a custom derivative, remat) is opened if it has placed calls inside. So are a
-scan of few iterations (`control.unrolling`) and a branch that is known to be taken. Other loops and branches with
-placed calls inside become control steps, whose bodies are flat programs of their own.
+What only groups equations (a plain jit, a custom derivative or batching rule, a linear solve, remat) is opened if it
+has placed calls inside. So are a scan of few iterations (`control.unrolling`) and a branch that is known to be taken.
+Other loops and branches with placed calls inside become control steps, whose bodies are flat programs of their own.
 
 Pure: works on jaxprs only.
 """
@@ -30,11 +30,11 @@ from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 
 #: `closed_call` is `eval_jaxpr` since JAX 0.12.
-_INLINED = {"custom_jvp_call", "custom_vjp_call", "remat2", "closed_call", "eval_jaxpr"}
-_REFUSED = {
-    "shard_map": "jax.shard_map",
-    "custom_linear_solve": "jax.lax.custom_linear_solve",
+_INLINED = {
+    *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "linear_call", "composite"),
+    *("remat2", "closed_call", "eval_jaxpr"),
 }
+_REFUSED = {"shard_map": "jax.shard_map"}
 
 
 def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
@@ -193,6 +193,8 @@ class Inliner:
             return self._branch(eqn, [self.whole(v) for v in inputs], derivatives)
         if eqn.primitive is _jaxlib.jit_p or primitive in _INLINED:
             return self._inlined(next(_jaxlib.jaxprs_in(eqn.params)), inputs, derivatives, base)
+        if primitive == "custom_linear_solve":  # its derivatives were taken before, so what is left is its solver
+            return self._inlined(*_jaxlib.solver_of(eqn, inputs), derivatives, base)
         construct = _REFUSED.get(primitive, primitive)
         raise errors.ProgramError(
             f"program {self.name!r}: a placed function, device_put or pw.exchange is called inside {construct}, which "
