@@ -27,6 +27,12 @@ class CallbackError(TraceError, NotImplementedError):
     """A program has a kind of callback that hosts cannot make; the message names it."""
 
 
+class EffectError(TraceError, NotImplementedError, ValueError):
+    """A program has an effect that hosts do not run, or uses a reference (`jax.new_ref`) as nobody may; the message
+    names it.
+    """
+
+
 class ScheduleError(ProgramError):
     """A program cannot follow the pipeline schedule that it asks for; the message says why."""
 

@@ -17,7 +17,7 @@ from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways._jaxlib.callbacks import ORDERED_EFFECTS
+from pathways._jaxlib.effects import ORDERED_EFFECTS
 from pathways._jaxlib.jaxprs import new_jaxpr, opened
 from pathways._jaxlib.mlir_modules import operations, tensor_type
 

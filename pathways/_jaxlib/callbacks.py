@@ -21,6 +21,7 @@ from jax._src import config, core, debugging, dispatch, dtypes, sharding_impls
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 
+from pathways._jaxlib.effects import ORDERED_EFFECTS, has_effects
 from pathways._jaxlib.jaxprs import sub_jaxprs
 from pathways._jaxlib.mlir_modules import operations, tensor_type
 from pathways._jaxlib.user_settings import unguarded
@@ -46,8 +47,6 @@ CALLBACK_KINDS: dict[core.Primitive, _Kind] = {
     debugging.debug_callback_p: _Kind("jax.debug.callback", debugging.debug_callback_impl),
     debugging.debug_print_p: _Kind("jax.debug.print", debugging.debug_print_impl, debugging.ordered_debug_effect),
 }
-ORDERED_EFFECTS = (jax_callback.OrderedIOEffect, debugging.OrderedDebugEffect)
-_EFFECTS = (jax_callback.IOEffect, debugging.DebugEffect, *ORDERED_EFFECTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Callback:
 
 
 class CallsBack(enum.IntEnum):
-    """Whether an equation has callbacks, and whether they are ordered."""
+    """Whether an equation has callbacks, or another effect that its host must run; and whether they are ordered."""
 
     NOTHING = 0
     FREELY = 1
@@ -89,10 +88,10 @@ class CallsBack(enum.IntEnum):
 
 
 def calls_back(eqn: Any, memo: dict[int, CallsBack]) -> CallsBack:
-    """Whether an equation has a callback inside, and whether JAX promises its order. `memo` is by id() of jaxprs."""
+    """What an equation has inside, with what is inside of it. `memo` is by id() of jaxprs."""
     if any(isinstance(effect, ORDERED_EFFECTS) for effect in eqn.effects):
         return CallsBack.IN_ORDER
-    if eqn.primitive in CALLBACK_KINDS:
+    if eqn.primitive in CALLBACK_KINDS or has_effects(eqn):
         return CallsBack.FREELY
     found = CallsBack.NOTHING
     for sub in sub_jaxprs(eqn.params):
@@ -100,11 +99,6 @@ def calls_back(eqn: Any, memo: dict[int, CallsBack]) -> CallsBack:
             memo[id(sub)] = max((calls_back(each, memo) for each in sub.eqns), default=CallsBack.NOTHING)
         found = max(found, memo[id(sub)])
     return found
-
-
-def has_effects(eqn: Any) -> bool:
-    """Whether an equation has side effects of callbacks. A `pure_callback` has none: it only gives results."""
-    return any(isinstance(effect, _EFFECTS) for effect in eqn.effects)
 
 
 def callback_name(eqn: Any) -> str:

@@ -26,10 +26,10 @@ from pathways._jaxlib.callbacks import (
     callback_name,
     callbacks_of,
     calls_back,
-    has_effects,
     wait_for_effects_also,
 )
 from pathways._jaxlib.compiler_log import quiet
+from pathways._jaxlib.effects import effect_name, has_effects, source_of, unknown_effect
 from pathways._jaxlib.executables import (
     fast_call,
     ignore_unused_donations,
@@ -100,6 +100,20 @@ from pathways._jaxlib.processes import (
     is_forked,
     join_island,
     keep_threads_of_parent,
+)
+from pathways._jaxlib.references import (
+    abstract_reference,
+    accept_references,
+    discharge_by,
+    discharged,
+    effects_at,
+    hold,
+    holder_of,
+    is_reference,
+    is_reference_type,
+    is_traced_reference,
+    own_copy,
+    reference_type,
 )
 from pathways._jaxlib.thread_state import (
     current_level,

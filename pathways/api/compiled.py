@@ -97,7 +97,7 @@ class Lowering:
                 slices[kind.mesh],
                 dtype=_jaxlib.logical_dtype(struct.dtype, kind.dtype),
                 shape=tuple(struct.shape),
-                weak_type=bool(struct.weak_type),
+                weak_type=bool(struct.weak_type) and not getattr(struct, "is_reference", False),
             )
 
         calls = self.program.calls
@@ -111,7 +111,8 @@ class Lowering:
         shared, shared_results = _shared(bound)
         closed_over = [
             array
-            if array.layout is layout or variable_of(array) is not None  # which has another array in each run
+            # state has another array in each run
+            if _jaxlib.is_reference(array) or array.layout is layout or variable_of(array) is not None
             else move(array, layout.slice, layout.spec[: len(layout.shape)])
             for array, layout in zip(traced.closed_over, inputs[len(inputs) - len(traced.closed_over) :], strict=True)
         ]
@@ -202,7 +203,7 @@ class Compiled(Handle):
         registration: Registration,
     ) -> None:
         self.call = call
-        self.state = State.of(call, lowering.traced)
+        self.state = State.of(call, lowering.traced, lowering.cluster, copy, move)
         #: Submits one run, or refuses: the way of most calls.
         self.enter: Callable[..., Any] = call if self.state is None else self._enter
         self.in_tree = in_tree
@@ -298,18 +299,18 @@ class Compiled(Handle):
         return out
 
     def _run(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
+        if self.is_outdated:
+            self._bind_again()
+        if self.state is None:
+            return self._run_all(leaves, deadline)
+        with self.state.turn(leaves) as given:
+            return self.state.take(self._run_all(given, deadline))
+
+    def _run_all(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
         def submit(*before: Any) -> list[Array]:
             given = [*leaves, *before]
             return self._resolve(self.call(given, deadline), given, deadline)
 
-        if self.is_outdated:
-            self._bind_again()
-        if self.state is not None:
-            with self.state.turn():
-                return self.state.take(self._run_all(submit))
-        return self._run_all(submit)
-
-    def _run_all(self, submit: Callable[..., list[Array]]) -> list[Array]:
         if not self.calls_back:
             return submit()
         lowering = self._lowering
@@ -320,8 +321,10 @@ class Compiled(Handle):
         assert self.state is not None
         if self.is_outdated:  # the variables have other layouts
             return Refusal.STALE
-        with self.state.turn():
-            out: list[Array] | Refusal = self.call(leaves, deadline)
+        if not self.state.takes(leaves):
+            return Refusal.UNLIKE
+        with self.state.turn(leaves) as given:
+            out: list[Array] | Refusal = self.call(given, deadline)
             return self.state.take(out) if isinstance(out, list) else out
 
     def _resolve(self, out: list[Array] | Refusal, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
@@ -332,9 +335,11 @@ class Compiled(Handle):
             if out is Refusal.STALE or self.is_outdated:
                 self._bind_again()  # of one that is outdated, this raises
             elif out is Refusal.SHARED:
+                donated = [position for position in self.call.donated if position < len(leaves)]
                 if self.state is not None:
-                    self.state.look()  # somebody reads a variable's array since
-                given = given or [leaves[position] for position in self.call.donated if position < len(leaves)]
+                    leaves = self.state.look(leaves)  # somebody reads a variable's or a reference's array since
+                    donated = [position for position in donated if not self.state.is_given(position)]
+                given = given or [leaves[position] for position in donated]
                 leaves = self._copy_shared(leaves)
             else:  # a host value; or an array of another layout, which `put_leaf` refuses
                 before, leaves = (

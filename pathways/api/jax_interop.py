@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.api import creation, effects, numpy_protocols
+from pathways.api import creation, effects, numpy_protocols, references
 from pathways.api.array import Array
+from pathways.api.compiled import copy
 from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
 from pathways.api.put import device_put
@@ -56,6 +57,7 @@ def install() -> None:
         creation.from_callback,
         primitives.refuse_here,
     )
+    _jaxlib.accept_references(references.read, functools.partial(references.write, copy))
     _jaxlib.guard_lowering(refuse_elsewhere)
     _jaxlib.wait_for_effects_also(effects.wait_for_all)
     primitives.transfer_p.def_impl(_transfer)

@@ -26,7 +26,7 @@ from pathways.api.slices import Slice
 from pathways.api.tracing import refuse_stand_in, remember
 from pathways.compiler import specs
 from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.trace import Argument
+from pathways.compiler.trace import as_argument
 
 #: How many different sets of Python numbers one operation on given layouts compiles in.
 CONSTANTS = 16
@@ -201,8 +201,7 @@ def _compile(
             remember(arg.layout.slice)
             arguments.append(argument_of(arg))
         elif number not in inside:
-            aval = _jaxlib.abstract_value(arg)
-            arguments.append(Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type)))
+            arguments.append(as_argument(arg, f"argument {number} of {name!r}"))
 
     def operation(*leaves: Any) -> list[Any]:
         rest = iter(leaves)

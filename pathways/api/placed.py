@@ -67,8 +67,13 @@ class PlacedFunction(Program):
         fun = self._placed
         dynamic = fun.dynamic(len(args))
         given = tuple(args[n] for n in dynamic)
-        there = dict(zip(dynamic, device_put(given, self.slice, fun.in_shardings), strict=True))
-        named = {k: v if k in fun.static_argnames else device_put(v, self.slice) for k, v in kwargs.items()}
+        wanted = specs.broadcast(fun.in_shardings, given, f"argument shardings of placed function {fun.name!r}")
+        leaves, tree = jax.tree_util.tree_flatten(given)
+        put = [self._put_leaf(leaf, spec) for leaf, spec in zip(leaves, wanted, strict=True)]
+        there = dict(zip(dynamic, tree.unflatten(put), strict=True))
+        named = {
+            k: v if k in fun.static_argnames else jax.tree_util.tree_map(self._put_leaf, v) for k, v in kwargs.items()
+        }
         result = fun.fun(*(there.get(n, arg) for n, arg in enumerate(args)), **named)
         if _jaxlib.is_staging():
             return result
@@ -80,6 +85,10 @@ class PlacedFunction(Program):
             else device_put(leaf, self.slice, spec)
             for leaf, spec in zip(leaves, wanted, strict=True)
         )
+
+    def _put_leaf(self, leaf: Any, spec: Any = None) -> Any:
+        """A value on the slice. A reference stays where it is."""
+        return leaf if _jaxlib.is_reference(leaf) else device_put(leaf, self.slice, spec)
 
     def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         remember(self.slice)

@@ -18,7 +18,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
-from pathways.api import variables
+from pathways.api import references, variables
 from pathways.api.array import Array
 from pathways.api.compiled import Compiled, Lowering, current_shapes
 from pathways.api.lowered import Lowered, Tracing
@@ -41,7 +41,7 @@ from pathways.compiler.placed import (
     staged,
 )
 from pathways.compiler.statics import key_of
-from pathways.compiler.trace import Argument, Traced, names_of, trace, which
+from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
 
 #: `jax.tree_util.tree_flatten` without its Python frame: each call of a program flattens its arguments.
 flatten = jax.tree_util.default_registry.flatten
@@ -192,12 +192,12 @@ class Program(Handle):
     ) -> list[Array]:
         """A run under `jax.debug_nans`. As JAX does, it goes step by step to find which of a program's computations it
         was."""
-        before = compiled.state.arrays() if compiled.state is not None else []
+        before = compiled.state.arrays(leaves) if compiled.state is not None else []
         try:
             return compiled.run(leaves, deadline)
         except FloatingPointError as error:
             if self._home is None:
-                after = compiled.state.arrays() if compiled.state is not None else []
+                after = compiled.state.arrays(leaves) if compiled.state is not None else []
                 for variable, array in before:  # nothing was donated
                     variable._array = array
                 try:
@@ -350,8 +350,9 @@ class Program(Handle):
         if self._home is not None:
             return self._home.cluster
         for leaf in leaves:
-            if type(leaf) is Array:
-                return leaf.layout.slice.cluster
+            array = references.array_of(leaf) if _jaxlib.is_reference(leaf) else leaf
+            if type(array) is Array:
+                return array.layout.slice.cluster
         return None
 
     def _lower(self, split: Split) -> Lowering:
@@ -398,7 +399,10 @@ class Program(Handle):
         return traced, cluster, here.slices
 
     def _closed_over(self, cluster: Session | None, value: Any) -> Argument | None:
-        """What an array of this cluster is to a program that closes over it. Alone, a placed function has it moved."""
+        """What an array of this cluster, or a reference, is to a program that closes over it. Alone, a placed function
+        has it moved."""
+        if _jaxlib.is_reference(value):
+            return self._closed_over_reference(cluster, value)
         if type(value) is not Array:
             return None
         if value.raw_handle == 0:
@@ -406,6 +410,18 @@ class Program(Handle):
         elif cluster is not None and value.layout.slice.cluster is not cluster:
             return None
         remember(value.layout.slice)
+        return self._at_home(value)
+
+    def _closed_over_reference(self, cluster: Session | None, reference: Any) -> Argument:
+        argument = as_argument(reference, f"a reference that {self._name!r} closes over")
+        array = references.array_of(reference)
+        if array is None or (cluster is not None and array.layout.slice.cluster is not cluster):
+            return argument
+        remember(array.layout.slice)
+        there = self._at_home(array)
+        return dataclasses.replace(argument, mesh=there.mesh, spec=there.spec)
+
+    def _at_home(self, value: Array) -> Argument:
         argument = abstractify(value, "", value.layout.slice.cluster)
         if self._home is None or value.layout.slice is self._home:
             return argument

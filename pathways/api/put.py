@@ -50,6 +50,8 @@ def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
     out = []
     for number, (leaf, (slice_, leaf_spec)) in enumerate(zip(leaves, targets, strict=True)):
         what = ValueName(tree, number)
+        if _jaxlib.is_reference(leaf):
+            raise errors.ProgramError(f"{what} is a reference (jax.new_ref); put its value: ref[...]")
         if isinstance(leaf, Array):
             if leaf.layout.slice is not slice_:
                 transfer_guard.check("device-to-device", what, leaf, is_explicit=True)

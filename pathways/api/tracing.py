@@ -18,11 +18,11 @@ class Trace:
     """The trace of one program by one thread."""
 
     def __init__(self, donates: bool) -> None:
-        """`donates`: the old values of variables that it sets are donated."""
+        """`donates`: the old values of variables and references that it sets are donated."""
         self.slices: list[Any] = []  # that it has used
         self.pipelines: collections.Counter[PipelineSpec] = collections.Counter()  # how often it has called each
         self.written: dict[Any, Any] = {}  # by variable: the traced value that it has from there on
-        self._donates = donates
+        self.donates = donates
         self._level: Any = None  # JAX's trace of the program's own body
 
     def begin(self) -> None:
@@ -50,9 +50,9 @@ class Trace:
         variable = variable_of(value)
         return None if variable is None else f"variable {variable.name!r}"
 
-    def is_donated(self, value: Any) -> bool:
+    def is_set(self, value: Any) -> bool:
         """Whether a closed-over value stands for a variable that the program sets."""
-        return self._donates and variable_of(value) in self.written
+        return variable_of(value) in self.written
 
 
 tracing: dict[int, Trace] = {}  # by thread that traces a program

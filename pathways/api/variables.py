@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from pathways import _jaxlib, errors
 from pathways.api.array import Array
-from pathways.api.compiled import copy, move
+from pathways.api.compiled import copy
 from pathways.api.put import device_put
 from pathways.api.session import Session
 from pathways.api.slices import Slice, SliceSharding
@@ -195,17 +195,16 @@ class Variable:
         layout = self._array.layout
         return device_put(new, self.slice, specs.to_partition_spec(layout.spec[: len(layout.shape)]))
 
-    def array_for(self, array: Array, layout: Any, is_donated: bool) -> Array:
-        """What a run takes as `layout` of `array`, its array now. `is_donated`: the run takes it over.
+    def present(self, array: Array, layout: Any) -> Array:
+        """The array for a run that takes it as `layout`. `array` was the variable's when the run began.
 
         Raises:
             DeletedArrayError: it was deleted.
         """
+        del layout
         if array.is_deleted():
             raise errors.DeletedArrayError(f"{self!r} was deleted: set it before a program reads it")
-        if is_donated and (array.shared or array.cached is not None):  # somebody reads it (MEM-4)
-            array = copy(array)
-        return array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
+        return array
 
     def lie_again(self) -> None:
         """Its slice has got another shape: what has a layout of the old one gets that of now (MOVE-1)."""

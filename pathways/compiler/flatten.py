@@ -33,11 +33,13 @@ def flatten(traced: Traced, unroll: int = UNROLL, chunks: int = 1) -> FlatProgra
 
     Raises:
         CallbackError: a callback of a kind that hosts cannot make.
+        EffectError: another effect that we do not run.
         TraceError: a traced value escaped from its function.
         ProgramError: a placed call or a device_put inside a shard_map, or inside a loop with a batched test.
     """
     closed = traced.jaxpr
     _refuse(closed, traced.name)
+    _refuse_unknown_effects(closed, traced.name)
     program = FlatProgram(
         list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
     )
@@ -117,6 +119,7 @@ def _declared(jaxpr: Any, memo: dict[int, list[Spec | None]]) -> list[Spec | Non
 
 
 def _drop_dead(program: FlatProgram) -> None:
+    """Drops the steps whose results nobody reads, unless they have an effect (EFF-1)."""
     live = {v for v in program.outvars if not isinstance(v, _jaxlib.Literal)}
     kept = []
     for step in reversed(program.steps):
@@ -182,6 +185,28 @@ def _find_exchanged(step: Step, home: dict[Any, tuple[MeshSpec, Spec]]) -> None:
 def _base(uid: Any) -> Any:
     """The number of a transfer, whatever iterations of unrolled loops it is in."""
     return uid[0] if isinstance(uid, tuple) else uid
+
+
+#: What to do instead of an effect that we do not run, by what JAX calls it.
+_CURES = {
+    "ErrorEffect": "Make it a result: checkify.checkify(function), and throw the error where the result is",
+    "BoxEffect": "Pass the value in and return it",
+}
+
+
+def _refuse_unknown_effects(closed: Any, name: str) -> None:
+    """Refuses what has an effect that we do not run, by name (EFF-1)."""
+    found = _jaxlib.unknown_effect(closed)
+    if found is None:
+        return
+    effect, eqn = _jaxlib.effect_name(found[0]), found[1]
+    cure = _CURES.get(
+        effect.partition("(")[0], "Compute that part outside of the cluster, with jax.jit, and pass it on"
+    )
+    raise errors.EffectError(
+        f"program {name!r} has the effect {effect} of {eqn.primitive.name}{_jaxlib.source_of(eqn)}, which hosts do not "
+        f"run: {cure}"
+    )
 
 
 #: Callbacks that hosts cannot make: they are private to JAX, or ask for something that a host does not know.

@@ -30,7 +30,7 @@ import jax.extend as jex
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from pathways import _jaxlib
+from pathways import _jaxlib, errors
 from pathways.compiler.control.unrolling import empty
 from pathways.compiler.loop_rules import derivative_of, is_real, is_zero, no_tangent
 from pathways.compiler.loops import arguments_of, reached, results_of, traced
@@ -92,7 +92,14 @@ def over_blocks(fun: Callable[[Any, Any], Any], ends: Any, groups: Any, blocks: 
         trees.append(jax.tree.structure(out))
         return jax.tree.leaves(out)
 
-    jaxpr, constants = _jaxlib.opened(traced(flat, [_jaxlib.shaped_array(x.shape[1:], x.dtype, False) for x in leaves]))
+    closed = traced(flat, [_jaxlib.shaped_array(x.shape[1:], x.dtype, False) for x in leaves])
+    jaxpr, constants = _jaxlib.opened(closed)
+    if any(_jaxlib.is_reference_type(v.aval) for v in jaxpr.constvars):
+        raise errors.EffectError(
+            "an expert of a mixture uses a reference (jax.new_ref) from outside, which experts write in no order. "
+            "Return the value instead"
+        )
+    jaxpr, constants = _jaxlib.opened(_jaxlib.discharged(closed).jaxpr)
     body = _jaxlib.new_jaxpr({}, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, jaxpr, jaxpr.effects)
     first = len(jax.tree.leaves(groups))
     reads = [Kind.WHOLE] * len(constants) + [Kind.GROUP] * first + [Kind.BLOCK] * (len(leaves) - first)

@@ -128,6 +128,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     if not any(moves):
         out = form.bind(*primals)
         return out, [no_tangent(x) for x in out]
+    refuse_references(form.body, "a derivative of pw.while_loop")
     moving = [
         tangent if not is_zero(tangent) else _zeros(jax.typeof(value).to_tangent_aval())
         for tangent, value, moved in zip(given, values, moves, strict=True)
@@ -142,6 +143,18 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
         *map(no_tangent, out[: form.given]),
         *(next(some) if moved else no_tangent(x) for x, moved in zip(out[form.given :], results, strict=True)),
     ]
+
+
+def refuse_references(body: Any, what: str) -> None:
+    """Refuses a body that uses a reference from outside, where it would run more often than its loop says (EFF-1).
+
+    Raises:
+        EffectError: it does.
+    """
+    if any(map(_jaxlib.is_reference_type, arguments_of(body))):
+        raise errors.EffectError(
+            f"{what} uses a reference (jax.new_ref) inside, and would write to it once more. Carry the value instead"
+        )
 
 
 def no_tangent(x: Any) -> Any:
@@ -314,6 +327,7 @@ def _refuse_reverse(trace: Any, *operands: Any, **params: Any) -> Any:
 
 def _batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[Any], list[int | None]]:
     form = Form(**params)
+    refuse_references(form.body, "jax.vmap of pw.while_loop")
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     fixed, carried = form.fixed, form.carried
     moved = [d is not None for d in dims]

@@ -180,13 +180,57 @@ def _types(*_: Any, **params: Any) -> tuple[list[Any], Any]:
     results = results_of(form.body)
     scalars = [_jaxlib.shaped_array((), jnp.dtype(dtype), False) for dtype in ("int32", "bool")]
     stacks = [_stack_type(form, aval) for aval in results[form.carried :]]
-    effects = _jaxlib.opened(form.body)[0].effects
+    places = [*range(form.before, form.before + len(arguments_of(form.body)))]
+    effects = _jaxlib.effects_at(form.body, places)
     if form.test is not None:
-        effects = effects | _jaxlib.opened(form.test)[0].effects
+        effects |= _jaxlib.effects_at(form.test, [*range(form.tested), *places[form.fixed :]])
     return [*scalars[: form.given], *results[: form.carried], *stacks], effects
 
 
+def _discharge(operands: Sequence[Any], were: Sequence[bool], params: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """A loop whose body uses references: it carries their values."""
+    form = Form(**params)
+    before, constants, carry, arrays = form.parts(operands)
+    places = [n for n, was in enumerate(form.parts(were)[1]) if was]
+    if sum(were) > len(places):
+        raise NotImplementedError(
+            "the test of pw.while_loop reads one, or its body gets one in another way than a closed-over variable"
+        )
+    states = [constants[n] for n in places]
+    out = _with_states(form, tuple(places)).bind(
+        *before, *(x for n, x in enumerate(constants) if n not in places), *states, *carry, *arrays
+    )
+    first = form.given + len(states)
+    return out[form.given : first], [*out[: form.given], *out[first:]]
+
+
+@functools.lru_cache(512)
+def _with_states(form: Form, places: tuple[int, ...]) -> Form:
+    """The loop, which carries the values of the references among its body's constants before the other values."""
+    body = _jaxlib.discharged(form.body)
+    types, fixed, states = arguments_of(body.jaxpr), form.fixed - len(places), len(places)
+    run = _jaxlib.as_function(body.jaxpr)
+    rest = [n for n in range(form.fixed) if n not in places]
+    order = [*rest, *places, *range(form.fixed, len(types))]
+    count = len(results_of(form.body))
+
+    def turn(*flat: Any) -> list[Any]:
+        given = [x for _, x in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
+        results = run(*given)
+        new = dict(zip(body.written, results[count:], strict=True))
+        return [*(new.get(n, flat[fixed + n]) for n in range(states)), *results[:count]]
+
+    test = form.test
+    if test is not None:
+        goes_on, tested = _jaxlib.as_function(test), form.tested
+        kinds = [*arguments_of(test)[:tested], *(types[n] for n in places), *arguments_of(test)[tested:]]
+        test = traced(lambda *flat: goes_on(*flat[:tested], *flat[tested + states :]), kinds)
+    new_body = traced(turn, [types[n] for n in order])
+    return dataclasses.replace(form, test=test, body=new_body, fixed=fixed, carried=states + form.carried)
+
+
 _jaxlib.run_alone(loop_p)
+_jaxlib.discharge_by(loop_p, _discharge)
 loop_p.def_effectful_abstract_eval(_types)
 mlir.register_lowering(loop_p, mlir.lower_fun(run, multiple_results=True))
 

@@ -330,12 +330,15 @@ def _traced(self: TaggedFunction, args: tuple[Any, ...], kwargs: dict[str, Any])
         if self.in_shardings is not None:
             names = parameter_names(self.fun, len(args))
             dynamic = self.dynamic(len(args))
-            constrained = _constrain(
-                self, self.in_shardings, tuple(args[n] for n in dynamic), "argument", [names[n] for n in dynamic]
+            given = tuple(args[n] for n in dynamic)
+            constrain = functools.partial(
+                _constrain, self, self.in_shardings, given, "argument", [names[n] for n in dynamic]
             )
-            merged = dict(zip(dynamic, constrained, strict=True))
+            merged = dict(zip(dynamic, constrain(), strict=True))
             args = tuple(merged.get(n, x) for n, x in enumerate(args))
         result = self.fun(*args, **kwargs)
+        if self.in_shardings is not None and any(map(_jaxlib.is_traced_reference, jax.tree.leaves(args))):
+            constrain()  # a reference's new value lies as the old one did
         if self.out_shardings is not None:
             result = _constrain(self, self.out_shardings, result, "result", None)
         return result
@@ -352,8 +355,10 @@ def _constrain(self: TaggedFunction, prefix: Any, tree: Any, what: str, names: S
                 where = names[path[0].idx] + jax.tree_util.keystr(path[1:])
             shape = jax.numpy.shape(leaf)
             dims = specs.normalize(spec, shape, self.mesh, f"{what} {where} of placed function {self.name!r}")
-            leaf = jax.lax.with_sharding_constraint(
-                leaf, NamedSharding(self.abstract_mesh, specs.to_partition_spec(dims))
-            )
+            sharding = NamedSharding(self.abstract_mesh, specs.to_partition_spec(dims))
+            if _jaxlib.is_traced_reference(leaf):
+                leaf[...] = jax.lax.with_sharding_constraint(leaf[...], sharding)
+            else:
+                leaf = jax.lax.with_sharding_constraint(leaf, sharding)
         out.append(leaf)
     return jax.tree_util.tree_unflatten(treedef, out)

@@ -22,16 +22,22 @@ from pathways.compiler.ir import MeshSpec, Spec
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """The abstract value of one array argument of a program. `mesh` and `spec` say where it is; None: anywhere."""
+    """The abstract value of one array argument of a program. `mesh` and `spec` say where it is; None: anywhere.
+
+    `is_reference`: the argument is a reference to such an array (`jax.new_ref`), and the program takes its value.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     weak_type: bool = False
     mesh: MeshSpec | None = None
     spec: Spec | None = None
+    is_reference: bool = False
 
-    def struct(self) -> jax.ShapeDtypeStruct:
-        """The same as a `jax.ShapeDtypeStruct`."""
+    def struct(self) -> Any:
+        """The same as a `jax.ShapeDtypeStruct`, or as a reference to one, to trace with."""
+        if self.is_reference:
+            return _jaxlib.abstract_reference(self.shape, self.dtype, self.weak_type)
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
 
 
@@ -40,12 +46,19 @@ ORDER = Argument((), np.dtype(np.bool_))
 
 
 @dataclasses.dataclass(frozen=True)
+class Given:
+    """The reference that a call gives as this argument."""
+
+    position: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Traced:
     """A traced program: its jaxpr, its pytrees and where its arguments are. Input of `compile_traced`.
 
-    `in_tree` is the pytree of a call's arguments. In the jaxpr, the closed-over arrays come after these arguments;
-    `closed_over` has their values. `out_tree` is the pytree of what the function returns. The results behind that are
-    new values of state: `updates` says of what.
+    `in_tree` is the pytree of a call's arguments. In the jaxpr, the values of the closed-over references and the
+    closed-over arrays come after these arguments; `closed_over` has the references and the arrays. `out_tree` is the
+    pytree of what the function returns. The results behind that are new values of state: `updates` says of what.
     """
 
     name: str
@@ -90,7 +103,11 @@ class State(Protocol):
     def results(self) -> list[tuple[Any, str, Any]]:
         """The function has returned: what it has set, with a name and the new value."""
 
-    def is_donated(self, value: Any) -> bool:
+    @property
+    def donates(self) -> bool:
+        """Whether the old values of what is set are donated."""
+
+    def is_set(self, value: Any) -> bool:
         """Whether a closed-over value is the old value of something that is set."""
 
     def name_of(self, value: Any) -> str | None:
@@ -131,6 +148,8 @@ def as_argument(leaf: Any, what: object) -> Argument:
             raise errors.ProgramError(f"{what} is a NumPy array of dtype {leaf.dtype}, which is no dtype of JAX")
         aval = jax.api_util.shaped_abstractify(leaf)
         return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type))
+    if _jaxlib.is_reference(leaf) and isinstance(aval := _jaxlib.reference_type(leaf), jax.core.ShapedArray):
+        return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type), is_reference=True)
     raise errors.ProgramError(
         f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array, a number, or a "
         "pytree of them. Mark it static (static_argnums, static_argnames) if it is none"
@@ -213,7 +232,7 @@ def trace(
     # process is not the mesh of a slice.
     with jax.disable_jit(False), _jaxlib.no_mesh():
         try:
-            jaxpr = jax.make_jaxpr(flat)(*structs[0], **structs[1])
+            made = _discharged(jax.make_jaxpr(flat)(*structs[0], **structs[1]), name)
         except RuntimeError as error:
             if isinstance(error, errors.PathwaysError) or "set_mesh" not in str(error):
                 raise
@@ -221,16 +240,23 @@ def trace(
                 f"{name!r} gives a PartitionSpec where no slice is known. Give it inside a placed function "
                 "(pw.jit(fun, devices=slice)), whose slice it then speaks of, or give slice.sharding(spec)"
             ) from error
-    values: list[Any] = []
+    jaxpr, values = made.jaxpr, list[Any]()
     if closed_over is not None:
         jaxpr, values = closures.lift(jaxpr, lambda value: closed_over(value) is not None)
-        for value in values:
-            argument = closed_over(value)
-            assert argument is not None
-            arguments.append(argument)
-            known = state.name_of(value) if state is not None else None
-            names.append(known or f"closed-over array {len(names) - len(leaves)}")
-            donated.append(state is not None and state.is_donated(value))
+    donates = state is not None and state.donates
+    given = [Given(number) for number, argument in enumerate(arguments) if argument.is_reference]
+    changed = tuple((*given, *made.closed_over)[number] for number in made.written)
+    for each in given:
+        donated[each.position] = donates and each in changed
+    for value in (*made.closed_over, *values):
+        what = f"closed-over {'reference' if _jaxlib.is_reference(value) else 'array'} {len(names) - len(leaves)}"
+        argument = closed_over(value) if closed_over is not None else as_argument(value, what)
+        assert argument is not None
+        arguments.append(argument)
+        known = state.name_of(value) if state is not None else None
+        names.append(known or what)
+        is_set = any(value is each for each in changed) or (state is not None and state.is_set(value))
+        donated.append(donates and is_set)
     results = tuple(
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
         for aval in jaxpr.out_avals
@@ -243,11 +269,25 @@ def trace(
         tuple(arguments),
         tuple(names),
         results,
-        out["names"],
+        (*out["names"], *(f"the new value of a reference, {number}" for number in range(len(changed)))),
         tuple(donated),
-        tuple(values),
-        out["updates"],
+        (*made.closed_over, *values),
+        (*out["updates"], *changed),
     )
+
+
+def _discharged(closed: Any, name: str) -> Any:
+    """The traced program `name` without references (`jax.new_ref`)."""
+    try:
+        return _jaxlib.discharged(closed)
+    except (NotImplementedError, ValueError) as error:
+        if isinstance(error, errors.PathwaysError):
+            raise
+        what = str(error) or "a reference is an argument of a jax.jit with shardings or layouts of its own"
+        raise errors.EffectError(
+            f"{name!r} uses a reference (jax.new_ref) in a way that JAX cannot turn into values: {what}. Read the "
+            "reference before (ref[...]), pass the value on, and write what comes back"
+        ) from error
 
 
 def _without(fun: Callable[..., Any], *names: Collection[str]) -> inspect.Signature:
@@ -295,8 +335,11 @@ def device_put(x: Any, mesh: MeshSpec, spec: Any = None, within: str = "") -> An
     out = []
     for (path, leaf), leaf_spec in zip(leaves, wanted, strict=True):
         what = f"value{within}{jax.tree_util.keystr(path)} of device_put to slice {mesh.name!r}"
-        if not (_jaxlib.is_tracer(leaf) or _jaxlib.valid_jaxtype(leaf)):
-            raise errors.ProgramError(f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array")
+        if _jaxlib.is_traced_reference(leaf) or not (_jaxlib.is_tracer(leaf) or _jaxlib.valid_jaxtype(leaf)):
+            raise errors.ProgramError(
+                f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array. Of a reference, put the value: "
+                "ref[...]"
+            )
         leaf = leaf if _jaxlib.is_tracer(leaf) else jax.numpy.asarray(leaf)
         out.append(primitives.transfer(leaf, mesh, specs.normalize(leaf_spec, jax.numpy.shape(leaf), mesh, what)))
     return jax.tree_util.tree_unflatten(treedef, out)
