@@ -113,6 +113,7 @@ from pathways._jaxlib.references import (
     is_reference_type,
     is_traced_reference,
     own_copy,
+    plain_holder,
     reference_type,
 )
 from pathways._jaxlib.thread_state import (

@@ -137,19 +137,32 @@ def hold(reference: Any, holder: Any) -> None:
     reference._refs = holder
 
 
+def plain_holder(aval: Any, value: Any) -> Any:
+    """What holds the value of a reference of this type, as JAX makes it."""
+    return core.ArrayRefImpl(aval, own_copy(value))
+
+
 def own_copy(value: Any) -> Any:
     """A `jax.Array` of this process that nobody else has, so that JAX may write into it."""
     with jax.ensure_compile_time_eval():
         return jax.new_ref(value)._refs._buf
 
 
-def accept_references(read: Callable[[Any, bool], Any], write: Callable[[Any, Any], Any]) -> None:
-    """Lets ours answer when a whole reference is read or written in this process, outside of a trace.
+def accept_references(
+    made: Callable[[Any], None], read: Callable[[Any, bool], Any], write: Callable[[Any, Any], Any]
+) -> None:
+    """Lets ours answer when a reference is made, or the whole of it read or written, in this process and in no trace.
 
+    `made(reference)` is called when one is made, perhaps of an array of ours, which JAX then has in its place.
     `read(reference, is_whole)` gives the value, and `write(reference, value)` gives the old one; `NotImplemented`: JAX
     does it, with the `jax.Array` that the holder gives. Of a part of a reference, JAX reads from what `read` gives.
     """
-    plain_get, plain_swap = primitives.get_p.impl, primitives.swap_p.impl
+    plain_new, plain_get, plain_swap = core.ref_p.impl, primitives.get_p.impl, primitives.swap_p.impl
+
+    def new(value: Any, **params: Any) -> Any:
+        reference = plain_new(value, **params)
+        made(reference)
+        return reference
 
     def is_whole(index: Sequence[Any], tree: Any) -> bool:
         return not jax.tree_util.tree_unflatten(tree, index)
@@ -172,5 +185,6 @@ def accept_references(read: Callable[[Any, bool], Any], write: Callable[[Any, An
                     return old
         return plain_swap(reference, value, *index, tree=tree)
 
+    core.ref_p.def_impl(new)
     primitives.get_p.def_impl(get)
     primitives.swap_p.def_impl(swap)

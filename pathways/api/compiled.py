@@ -408,6 +408,10 @@ class Compiled(Handle):
                     f"argument {name}: compiled for {layout.dtype}{list(layout.shape)}, got "
                     f"{kind.dtype}{list(kind.shape)}"
                 )
+        for position, leaf in enumerate(leaves):
+            if _jaxlib.is_reference(leaf) != (self.state is not None and self.state.is_given(position)):
+                wanted = "an array" if _jaxlib.is_reference(leaf) else "a reference (jax.new_ref)"
+                raise errors.ProgramError(f"argument {self.names[position]}: compiled for {wanted}, got {leaf!r}")
         return tree_unflatten(self.out_tree, self.run(leaves))
 
 

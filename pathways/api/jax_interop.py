@@ -57,7 +57,7 @@ def install() -> None:
         creation.from_callback,
         primitives.refuse_here,
     )
-    _jaxlib.accept_references(references.read, functools.partial(references.write, copy))
+    _jaxlib.accept_references(references.made, references.read, functools.partial(references.write, copy))
     _jaxlib.guard_lowering(refuse_elsewhere)
     _jaxlib.wait_for_effects_also(effects.wait_for_all)
     primitives.transfer_p.def_impl(_transfer)

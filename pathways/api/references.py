@@ -31,11 +31,12 @@ class Holder:
     _aval: Any  # JAX reads it
 
     def __init__(self, value: Any) -> None:
-        """`value`: the `jax.Array` that JAX had there."""
-        self._array: Array | None = None  # what the last run gave that wrote it; or what this process has put
+        """`value`: what JAX had there, which nobody else has."""
+        #: What the last run gave that wrote it, or what this process has put.
+        self._array: Array | None = value if type(value) is Array else None
         #: A `jax.Array` of this process, which JAX may write in place, and the `_array` that was its value before. It
         #: is the reference's value as long as `_array` is that one.
-        self._local: tuple[Array | None, Any] = (None, value)
+        self._local: tuple[Array | None, Any] = (None, None if type(value) is Array else value)
 
     @property
     def _buf(self) -> Any:
@@ -52,6 +53,11 @@ class Holder:
             local = array, _jaxlib.own_copy(array._value())
             if self._array is array:
                 self._local = local
+
+    def __reduce__(self) -> Any:
+        """A copy of the reference has a value of its own, in the process that makes it."""
+        array = self.array_now()
+        return _jaxlib.plain_holder, (self._aval, self._local[1] if array is None else array._value())
 
     def array_now(self) -> Array | None:
         """Its value on a slice, which no run takes over from now on; None: it is in this process."""
@@ -110,6 +116,12 @@ def array_of(reference: Any) -> Array | None:
     return found._array
 
 
+def made(reference: Any) -> None:
+    """For `_jaxlib.accept_references`: a reference that is made of an array on a slice has its value there."""
+    if type(_jaxlib.holder_of(reference)._buf) is Array:
+        holder_of(reference)
+
+
 def read(reference: Any, is_whole: bool) -> Any:
     """For `_jaxlib.accept_references`: the value; if a part of it is wanted, as a `jax.Array`."""
     holder = _jaxlib.holder_of(reference)
@@ -121,14 +133,12 @@ def read(reference: Any, is_whole: bool) -> Any:
 
 def write(copy: Callable[[Array], Array], reference: Any, value: Any) -> Any:
     """For `_jaxlib.accept_references`: writes the whole value, returns the old one. `copy` is `compiled.copy`."""
-    if _jaxlib.is_tracer(value):
-        return NotImplemented
-    old = read(reference, is_whole=True)
     if type(value) is Array:
-        if old is NotImplemented:
-            old = reference[...]
+        old = reference[...]
         holder_of(reference).write(copy(value))
-    elif old is not NotImplemented:
+        return old
+    old = NotImplemented if _jaxlib.is_tracer(value) else read(reference, is_whole=True)
+    if old is not NotImplemented:
         holder_of(reference).write(value)
     return old
 

@@ -37,6 +37,11 @@ class Kept:
 
 class _Writer(cloudpickle.Pickler):
     def persistent_id(self, item: Any) -> Any:
+        if type(item).__name__ == "Ref" and type(item).__module__.startswith("jax."):  # EFF-1: its writes would be lost
+            raise pickle.PicklingError(
+                "it has a reference (jax.new_ref) inside, of which a host would get a copy: give ref[...] as an "
+                "argument, and write the result to the reference"
+            )
         kept = item.kept if getattr(type(item), "is_host_object", False) else None
         return (kept.number, kept.factory) if isinstance(kept, Kept) else None
 

@@ -6,7 +6,9 @@ ERR-1 (a run that failed).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import pickle
+import threading
 from typing import Any
 
 import jax
@@ -14,14 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from reference_cases import CASES, ONES, X
 
 import pathways as pw
 from pathways import errors
-
-X = np.arange(4, dtype=np.float32)
-ONES = np.ones(4, np.float32)
-
-Make = Callable[[Callable[..., Any]], Any]
 
 
 def same(got: Any, wanted: Any) -> None:
@@ -38,235 +36,6 @@ def there(add: Any) -> Any:
     return add(2)
 
 
-def writes_and_ignores(first: Make, second: Make, program: Make) -> list[Any]:
-    seen = jax.new_ref(jnp.zeros(4))
-
-    def step(v: Any) -> Any:
-        seen[...] += v  # the result does not depend on it
-        return v
-
-    f = program(first(step))
-    return [f(X), f(X), seen[...]]
-
-
-def makes_and_freezes(first: Make, second: Make, program: Make) -> list[Any]:
-    def step(v: Any) -> Any:
-        r = jax.new_ref(jnp.zeros_like(v))
-
-        def body(c: Any, i: Any) -> Any:
-            r[i] = 2.0 * v[i]
-            return c + r[i], None
-
-        total, _ = jax.lax.scan(body, 0.0, jnp.arange(4))
-        return jax.freeze(r), total
-
-    return list(program(first(step))(X))
-
-
-def takes(first: Make, second: Make, program: Make) -> list[Any]:
-    a, b = jax.new_ref(jnp.zeros(4)), jax.new_ref(jnp.ones(4))
-
-    def step(a: Any, v: Any, *, b: Any) -> Any:
-        a[1:3] += v[1:3] * b[...][0]
-        return a[...].sum()
-
-    f = program(first(step))
-    return [f(a, X, b=b), f(a, X, b=b), a[...], f(b, X, b=a), b[...]]
-
-
-def makes_outside_of_a_placed_function(first: Make, second: Make, program: Make) -> list[Any]:
-    put, get = first(lambda r, v: r.addupdate(v)), second(lambda r: r[...] * 2)
-
-    def step(v: Any) -> Any:
-        r = jax.new_ref(v)
-        put(r, v)
-        half = get(r)
-        put(r, v)
-        return half, r[...]
-
-    return list(program(step)(X))
-
-
-def goes_between_slices(first: Make, second: Make, program: Make) -> list[Any]:
-    r = jax.new_ref(jnp.zeros(4))
-    one, two = first(lambda v: r[...] + v), second(lambda v: r.__setitem__(..., v * 2))
-
-    def step(v: Any) -> Any:
-        two(one(v))
-        return one(v)
-
-    f = program(step)
-    return [f(X), r[...], f(X), r[...], f(X)]
-
-
-def scans(length: int) -> Callable[[Make, Make, Make], list[Any]]:
-    def case(first: Make, second: Make, program: Make) -> list[Any]:
-        total, count = jax.new_ref(jnp.zeros(4)), jax.new_ref(jnp.int32(0))
-        one = first(lambda v: total.__setitem__(..., total[...] + v))
-        two = second(lambda v: v * total[...])
-
-        def step(rows: Any) -> Any:
-            def body(c: Any, row: Any) -> Any:
-                one(row)
-                count[...] += 1
-                return c + two(row), c
-
-            return jax.lax.scan(body, jnp.zeros(4), rows)
-
-        rows = np.arange(4 * length, dtype=np.float32).reshape(length, 4) % 5
-        return [*program(step)(rows), total[...], count[...]]
-
-    return case
-
-
-def whiles(first: Make, second: Make, program: Make) -> list[Any]:
-    r = jax.new_ref(jnp.zeros(4))
-    one = first(lambda v: r.__setitem__(..., r[...] + v))
-
-    def step(v: Any) -> Any:
-        return jax.lax.while_loop(lambda i: i < 5, lambda i: (one(v), i + 1)[1], 0)
-
-    return [program(step)(X), r[...]]
-
-
-def branches(first: Make, second: Make, program: Make) -> list[Any]:
-    r = jax.new_ref(jnp.zeros(4))
-    one, two = first(lambda v: r.__setitem__(..., r[...] + v)), first(lambda v: r.__setitem__(..., r[...] * v))
-
-    def step(which: Any, v: Any) -> Any:
-        return jax.lax.switch(which, [lambda: (one(v), 0)[1], lambda: (two(v), 1)[1], lambda: 2])
-
-    f = program(step)
-    out = []
-    for which in (0, 1, 2, 1):
-        out += [f(np.int32(which), X), r[...]]
-    return out
-
-
-def differentiates(first: Make, second: Make, program: Make) -> list[Any]:
-    count, rows = jax.new_ref(jnp.zeros(())), jax.new_ref(jnp.zeros(4))
-
-    def inner(w: Any) -> Any:
-        count[...] += 1
-        rows[...] = jax.lax.stop_gradient(w) * 3
-        return w * w
-
-    squares = first(inner)
-
-    def step(w: Any) -> Any:
-        return jax.value_and_grad(lambda w: second(jnp.sum)(jax.checkpoint(squares)(w)))(w)
-
-    return [*jax.tree.leaves(program(step)(X)), rows[...]]
-
-
-def sums_gradients_in_a_reference(first: Make, second: Make, program: Make) -> list[Any]:
-    sums = jax.new_ref(jnp.zeros(4))
-    loss = first(lambda w, v: ((w * v) ** 2).sum())
-
-    def step(w: Any, rows: Any) -> Any:
-        def body(_: Any, row: Any) -> Any:
-            value, grad = jax.value_and_grad(loss)(w, row)
-            sums[...] += grad
-            return None, value
-
-        _, values = jax.lax.scan(body, None, rows)
-        new = w - 0.1 * sums[...]
-        sums[...] = jnp.zeros(4)
-        return new, values
-
-    f = program(step)
-    rows = np.stack([X, ONES, X + 1])
-    w, values = f(ONES, rows)
-    return [w, values, sums[...], *f(w, rows)]
-
-
-def has_a_custom_rule(first: Make, second: Make, program: Make) -> list[Any]:
-    seen = jax.new_ref(jnp.zeros(4))
-
-    @jax.custom_vjp
-    def marked(v: Any) -> Any:
-        return v * 2
-
-    def backward(_: Any, cotangent: Any) -> Any:
-        seen[...] = cotangent  # the cotangent, on the side
-        return (cotangent * 2,)
-
-    marked.defvjp(lambda v: (v * 2, None), backward)
-    loss = first(lambda v: (marked(v) * 3).sum())
-    return [program(jax.grad(loss))(X), seen[...]]
-
-
-def batches(first: Make, second: Make, program: Make) -> list[Any]:
-    r = jax.new_ref(jnp.zeros((3, 4)))
-    add_to = first(lambda r, v: r.addupdate(v))
-    f = program(lambda r, v: jax.vmap(add_to)(r, v))
-    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
-    f(r, rows)
-    f(r, rows)
-    return [r[...]]
-
-
-def draws_numbers(first: Make, second: Make, program: Make) -> list[Any]:
-    key = jax.new_ref(jax.random.key(7))
-
-    def step() -> Any:
-        key[...], now = jax.random.split(key[...])
-        return jax.random.uniform(now, (3,))
-
-    f = program(first(step))
-    return [f(), f(), f(), jax.random.key_data(key[...])]
-
-
-def has_a_number(first: Make, second: Make, program: Make) -> list[Any]:
-    r = jax.new_ref(0.0)
-    f = program(first(lambda: r.__setitem__(..., r[...] + 1)))
-    for _ in range(3):
-        f()
-    return [r[...]]
-
-
-def is_used_in_this_process(first: Make, second: Make, program: Make) -> list[Any]:
-    r = jax.new_ref(jnp.zeros(4))
-    f = program(first(lambda v: r.addupdate(v)))
-    out = []
-    f(X)
-    out += [r[...], r[1:3], r[jnp.array([0, 3])]]
-    r[1] = 5.0  # a part of it
-    f(X)
-    out.append(r[...])
-    r[...] = np.ones(4, np.float32)  # all of it
-    f(X)
-    r[...] += 1.0
-    f(X)
-    r.addupdate(jnp.ones(4))
-    out.append(jax.jit(lambda: r[...] * 2)())
-    jax.jit(lambda: r.__setitem__(0, 40.0))()
-    f(X)
-    out.append(jax.freeze(r))
-    return out
-
-
-CASES = {
-    case.__name__: case
-    for case in (
-        writes_and_ignores,
-        makes_and_freezes,
-        takes,
-        makes_outside_of_a_placed_function,
-        goes_between_slices,
-        whiles,
-        branches,
-        differentiates,
-        sums_gradients_in_a_reference,
-        has_a_custom_rule,
-        batches,
-        draws_numbers,
-        has_a_number,
-        is_used_in_this_process,
-    )
-} | {"short scan": scans(3), "long scan": scans(20)}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_as_under_jit(case: str, here: Any, there: Any) -> None:
     first, second = (lambda f: pw.jit(f, devices=here)), (lambda f: pw.jit(f, devices=there))
@@ -279,10 +48,8 @@ def test_as_under_jit(case: str, here: Any, there: Any) -> None:
 def test_runs_in_flight_write_one_after_the_other(here: Any, there: Any) -> None:
     """ORD-1. What somebody has read between them stays (MEM-4)."""
     r = jax.new_ref(jnp.ones(4))
-    double, add_one = (
-        pw.jit(lambda: r.__setitem__(..., r[...] * 2), devices=here),
-        pw.jit(lambda: r.addupdate(ONES), devices=here),
-    )
+    double = pw.jit(lambda: r.__setitem__(..., r[...] * 2), devices=here)
+    add_one = pw.jit(lambda: r.addupdate(ONES), devices=here)
     elsewhere = pw.jit(lambda: r.__setitem__(..., r[...] * 3), devices=there)
     kept, wanted, value = [], [], ONES
     for _ in range(5):
@@ -480,6 +247,63 @@ def test_a_host_function_and_a_callback_read_and_write(here: Any) -> None:
     pw.jit(lambda v: jax.debug.callback(lambda _: seen.append(np.asarray(r[...])), v), devices=here)(X)
     jax.effects_barrier()
     same(seen[0], X * 4)
+
+
+def test_a_host_function_must_not_have_one_inside(here: Any) -> None:
+    r = jax.new_ref(jnp.zeros(4))
+    kind = jax.ShapeDtypeStruct((4,), np.float32)
+    step = pw.jit(lambda v: pw.host_callback(lambda v: v + np.asarray(r[...]), kind, v), devices=here)
+    with pytest.raises(errors.ProgramError, match=r"a reference \(jax.new_ref\) inside"):
+        step(X)
+
+
+def test_references_made_of_arrays_of_a_slice_and_copies(here: Any) -> None:
+    x = pw.device_put(X, here)
+    r = jax.new_ref(x)
+    assert type(r[...]) is pw.Array
+    f = pw.jit(lambda r: r.addupdate(ONES), devices=here)
+    other = copy.deepcopy(r)
+    f(r)
+    r[0] = 7.0
+    f(r)
+    another = pickle.loads(pickle.dumps(r))
+    f(another)
+    same(x, X)
+    same(other[...], X)
+    same(r[...], [8, 3, 4, 5])
+    same(another[...], [9, 4, 5, 6])
+
+
+def test_what_was_compiled_for_a_reference(here: Any) -> None:
+    r, f = jax.new_ref(jnp.zeros(4)), pw.jit(lambda r, v: r.__setitem__(..., v[...] * 2), devices=here)
+    compiled = f.lower(r, X).compile()
+    compiled(r, X)
+    same(r[...], X * 2)
+    assert f.eval_shape(r, X) is None
+    with pytest.raises(errors.ProgramError, match=r"argument r: compiled for a reference"):
+        compiled(X, X)
+    with pytest.raises(errors.ProgramError, match=r"argument v: compiled for an array, got Ref"):
+        compiled(r, jax.new_ref(jnp.ones(4)))
+
+
+def test_two_programs_by_several_threads(here: Any) -> None:
+    """ORD-1."""
+    r = jax.new_ref(jnp.zeros(4))
+    f = pw.jit(lambda: r.addupdate(ONES), devices=here)
+    g = pw.jit(lambda v: r.__setitem__(..., r[...] + v), devices=here)
+
+    def work() -> None:
+        for _ in range(10):
+            f()
+            r[...].block_until_ready()
+            g(ONES)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same(r[...], ONES * 60)
 
 
 def test_a_slice_that_gets_another_shape(add: Any) -> None:
