@@ -37,7 +37,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
+.PHONY: help native setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -54,8 +54,6 @@ quick: $(BUILT) ## all tests but the slow ones, which start clusters or train
 
 test-cpp: $(NATIVE_TESTS) ## the native tests; under AddressSanitizer where Clang is installed
 native: cpp-dev ## the native tests without a sanitizer
-native-tests: # prints what `make test` runs of them
-	@echo $(NATIVE_TESTS)
 test-python: $(BUILT) ## the Python tests
 	@$(PYTEST) $(PYTEST_ARGS)
 

@@ -1,6 +1,6 @@
 """Run a command as on a machine that has only what the README names: Linux, Python, a C++ compiler and make.
 
-    python scripts/bare_machine.py [--no-compiler] COMMAND...
+    python scripts/bare_machine.py [--no-compiler] [--quiet] COMMAND...
 
 The command finds no other commands, headers, static libraries and CMake packages, whatever is installed here. CI runs
 the README's commands so. `make wheel` runs those of the wheel with --no-compiler, which hides the compiler, make and
@@ -114,8 +114,11 @@ def tell(title: str, names: set[str]) -> None:
     print(textwrap.fill(text, 160, initial_indent="[bare] ", subsequent_indent="    ", break_on_hyphens=False))
 
 
-def tell_files(commands: set[str], builds: set[str]) -> None:
-    """Says what is hidden: commands by name, the rest by the top of its folder."""
+def tell_files(commands: set[str], builds: set[str], quiet: bool) -> None:
+    """Says what is hidden: commands by name, the rest by the top of its folder; numbers only if `quiet`."""
+    if quiet:
+        print(f"[bare] {len(commands)} commands are hidden, and {len(builds)} files for builds")
+        return
     tell(f"{len(commands)} commands are hidden", {os.path.basename(path) for path in commands})
     top = re.compile(r".*?/(include|src)/([^/]+-linux-gnu/)?[^/]+|.*?/cmake/[^/]+|(/[^/]+){1,4}(?=/)")
     tell(f"{len(builds)} files for builds are hidden, of", {m[0] for path in builds if (m := top.match(path))})
@@ -136,7 +139,7 @@ def mount_layer(folder: str, scratch: str) -> None:
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, folder], check=True)
 
 
-def run_in_namespace(command: list[str], wanted: set[str], scratch: str) -> None:
+def run_in_namespace(command: list[str], wanted: set[str], scratch: str, quiet: bool) -> None:
     """Hides what is hidden, in a mount namespace of this process; becomes the command."""
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", scratch], check=True)
     tops = ["/usr", *(top for top in ("/bin", "/sbin", "/lib") if not os.path.islink(top))]
@@ -145,17 +148,18 @@ def run_in_namespace(command: list[str], wanted: set[str], scratch: str) -> None
     for top in tops:
         mount_layer(top, scratch)
     commands, builds = hidden_files(wanted)
-    tell_files(commands, builds)
+    tell_files(commands, builds, quiet)
     for path in commands | builds:
         os.remove(path)
     sys.stdout.flush()
     os.execvpe(command[0], command, environment(f"{sys.base_prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
 
 
-def run_with_links(command: list[str], wanted: set[str], scratch: str) -> int:
+def run_with_links(command: list[str], wanted: set[str], scratch: str, quiet: bool) -> int:
     """Runs the command with a PATH of links to what stays."""
     commands, _ = hidden_files(wanted)
-    tell(f"no namespace here: {len(commands)} commands are not on PATH", {os.path.basename(path) for path in commands})
+    print("[bare] no namespaces here: commands are not on PATH, all else stays visible")
+    tell_files(commands, set(), quiet)
     for path in below(COMMANDS):
         link = f"{scratch}/{os.path.basename(path)}"
         if path not in commands and not os.path.lexists(link):
@@ -178,6 +182,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="Run a command with what the README names, and nothing else.")
     parser.add_argument("--no-compiler", action="store_true", help="hide the compiler, make and all headers, too")
+    parser.add_argument("--quiet", action="store_true", help="say how much is hidden, not what")
     parser.add_argument("--inside", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -186,13 +191,13 @@ def main() -> int:
         print("[bare] no dpkg-query here, which knows what belongs to what: no command is hidden", flush=True)
         return subprocess.run(options.command, env=environment(os.environ["PATH"]), check=False).returncode
     if options.inside:
-        run_in_namespace(options.command, wanted, options.inside)
+        run_in_namespace(options.command, wanted, options.inside, options.quiet)
     with tempfile.TemporaryDirectory(prefix="pathways-bare-") as scratch:
         if can_make_namespaces(scratch):
             again = ["unshare", "--mount", sys.executable, __file__, "--inside", scratch]
-            again += ["--no-compiler"] * options.no_compiler
+            again += ["--no-compiler"] * options.no_compiler + ["--quiet"] * options.quiet
             return subprocess.run([*again, *options.command], check=False).returncode
-        return run_with_links(options.command, wanted, scratch)
+        return run_with_links(options.command, wanted, scratch, options.quiet)
 
 
 if __name__ == "__main__":
