@@ -2,17 +2,18 @@
 
     python scripts/check_wheel.py [--python INTERPRETER]
 
-1. Builds dist/pathways-*.whl from a clean copy of the sources, so that no leftover of a working tree gets in.
+1. Builds dist/pathways_jax-*.whl from a clean copy of the sources, so that no leftover of a working tree gets in.
 2. Prints auditwheel's verdict, and lets auditwheel write the manylinux tag into the wheel that it has earned.
 3. Looks inside: one libpathways_core.so, which exports the project's namespace and nothing else; `$ORIGIN` as its
    neighbours' run path; no sources of the native parts.
-4. Installs the wheel in a new environment and runs Figure 2 from outside the source tree.
+4. Installs the wheel where no compiler and no headers are (scripts/bare_machine.py), in a new environment, and runs
+   outside of the source tree: the README's program, Figure 2 on host processes, and `pathways bench micro`.
+5. Puts another project's package `pathways` over it, as pip would, and sees that `pathways --version` says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import re
 import shutil
@@ -113,20 +114,56 @@ def tag(wheel: pathlib.Path, scratch: pathlib.Path, python: str) -> pathlib.Path
     return kept
 
 
+def readme_program() -> tuple[str, list[str]]:
+    """The README's program, and the lines that it must print."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    program = "\n".join(blocks)
+    return program, re.findall(r"^# output: (.*)$", program, re.MULTILINE)
+
+
 def try_out(wheel: pathlib.Path, scratch: pathlib.Path, python: str) -> None:
-    """Install the wheel alone in a new environment, and run Figure 2 far from the sources."""
-    say("installing it in a clean environment")
-    run(python, "-m", "venv", scratch / "clean")
+    """Install the wheel alone where nothing can be compiled, and run it far from the sources."""
+
+    def bare(*command: str | pathlib.Path) -> str:
+        return run(python, ROOT / "scripts/bare_machine.py", "--no-compiler", "--quiet", *command, cwd=scratch)
+
+    say("installing it in a clean environment, without a compiler")
+    look = "for each in c++ g++ clang++ cc gcc clang make; do command -v $each; done; ls /usr/include/stdio.h; true"
+    say(seen := bare("sh", "-c", f"{look}; echo that is all").strip())
+    if seen.splitlines()[1:] != ["ls: cannot access '/usr/include/stdio.h': No such file or directory", "that is all"]:
+        say("a compiler or headers are there: this machine has no namespaces, or keeps them elsewhere")
+    bare("sh", "-c", f'"$PYTHON" -m venv {scratch}/clean')
     clean = scratch / "clean/bin/python"
-    run(clean, "-m", "pip", "install", "--quiet", wheel)
+    bare(clean, "-m", "pip", "install", "--quiet", wheel)
+    program, expected = readme_program()
+    (scratch / "readme.py").write_text(program, encoding="utf-8")
     for name in ("figure2.py", "target.py"):
         shutil.copy2(ROOT / "examples" / name, scratch / name)
-    bare = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS")}
-    for cluster in ("embedded", "local"):
-        output = run(clean, scratch / "figure2.py", "--cluster", cluster, cwd=scratch, env=bare)
-        if EXPECTED_OUTPUT not in output:
-            raise SystemExit(f"[wheel] failed: Figure 2, {cluster}: expected {EXPECTED_OUTPUT!r}, got:\n{output}")
-        say(f"Figure 2, {cluster}: as in the paper")
+    for what, command, lines in (
+        ("the README's program", ["readme.py"], expected),
+        ("Figure 2, local", ["figure2.py", "--cluster", "local"], [EXPECTED_OUTPUT]),
+    ):
+        output = bare(clean, *command)
+        if not set(lines) <= set(output.splitlines()):
+            raise SystemExit(f"[wheel] failed: {what}: expected {lines}, got:\n{output}")
+        say(f"{what}: as in the paper")
+    print(bare(scratch / "clean/bin/pathways", "bench", "micro", "--repeats", "1"))
+    see_the_other_package(scratch / "clean")
+
+
+def see_the_other_package(environment: pathlib.Path) -> None:
+    """Put another project's package `pathways` over ours, as pip does, and read what `pathways --version` says."""
+    (site,) = environment.glob("lib/python*/site-packages")
+    other = site / "pathways-1.0.3.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: pathways\nVersion: 1.0.3\n", encoding="utf-8")
+    (site / "pathways/__init__.py").write_text("__all__ = ('Pathways',)\n", encoding="utf-8")
+    output = run(environment / "bin/pathways", "--version")
+    if "`import pathways` is that package now" not in output or "pip uninstall pathways pathways-jax" not in output:
+        raise SystemExit(f"[wheel] failed: `pathways --version` does not tell of another `pathways`:\n{output}")
+    say("with another project's package `pathways` over it, `pathways --version` says what to do")
 
 
 def main() -> None:

@@ -78,12 +78,12 @@ def register() -> None:
     Replaces what orbax has registered for JAX's arrays by a handler that also knows ours, and leaves JAX's to orbax.
 
     Raises:
-        ImportError: orbax-checkpoint is not installed; `pip install pathways[checkpoint]`.
+        ImportError: orbax-checkpoint is not installed; `pip install 'pathways-jax[checkpoint]'`.
     """
     try:
         import orbax.checkpoint
     except ImportError as error:
-        raise ImportError(f"checkpoints need orbax: {error}; pip install 'pathways[checkpoint]'") from error
+        raise ImportError(f"checkpoints need orbax: {error}; pip install 'pathways-jax[checkpoint]'") from error
     del orbax
     from pathways.api import orbax_handler
 

@@ -32,7 +32,7 @@ class RayCluster:
     """Host processes on the machines of a Ray cluster; a value, started by `connect`. Equal ones are one cluster.
 
     This process starts the controller on its own machine. Ray starts one actor for each island, which runs the hosts of
-    the island. Needs `pip install pathways[ray]`, here and on Ray's nodes.
+    the island. Needs `pip install 'pathways-jax[ray]'`, here and on Ray's nodes.
 
     Args:
         islands: groups of hosts whose devices share a collective fabric. Each is on one node of Ray.

@@ -12,7 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("pathways", "jax", "jaxlib", "numpy", "ray")
+from pathways.process import installation
+
+_PACKAGES = ("jax", "jaxlib", "numpy", "ray")
 
 
 def _cpu_model() -> str:
@@ -40,7 +42,7 @@ def commit() -> str:
 
 def describe() -> dict[str, Any]:
     """CPU, memory, software, commit, time and load, ready for JSON."""
-    versions = {}
+    versions = {"pathways": installation.version()}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

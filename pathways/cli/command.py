@@ -23,6 +23,7 @@ from pathways.cli.text import SIZE
 from pathways.cli.tokens import token
 from pathways.cli.top import top
 from pathways.cli.traces import trace
+from pathways.process import installation
 from pathways.process.config import POLICIES, WHEN_FULL
 
 
@@ -39,8 +40,10 @@ class _Commands(click.Group):
 
 def _print_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        jax, jaxlib, own = (importlib.metadata.version(name) for name in ("jax", "jaxlib", "pathways"))
-        click.echo(f"pathways {own} (jax {jax}, jaxlib {jaxlib})")
+        jax, jaxlib = (importlib.metadata.version(name) for name in ("jax", "jaxlib"))
+        click.echo(f"pathways {installation.version()} (jax {jax}, jaxlib {jaxlib})")
+        if problem := installation.problem():
+            click.echo(f"warning: {problem}", err=True)
         ctx.exit()
 
 

@@ -110,7 +110,7 @@ def imported_ray() -> Any:
         import ray.util
     except ImportError as error:
         raise errors.ConnectError(
-            f"a cluster on Ray needs the package ray ({error}): pip install pathways[ray]"
+            f"a cluster on Ray needs the package ray ({error}): pip install 'pathways-jax[ray]'"
         ) from None
     return ray
 

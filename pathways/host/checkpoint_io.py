@@ -368,6 +368,6 @@ def _tensorstore(host: int) -> Any:
         import tensorstore
     except ImportError as problem:
         raise errors.CheckpointError(
-            f"host {host} cannot read or write checkpoints: {problem}; install pathways[checkpoint] there"
+            f"host {host} cannot read or write checkpoints: {problem}; install 'pathways-jax[checkpoint]' there"
         ) from problem
     return tensorstore

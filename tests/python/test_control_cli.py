@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
+import pathways as pw
 from pathways import cli
 from pathways.cli.text import SIZE
 from pathways.cluster import operator
@@ -127,7 +128,7 @@ def test_suspend_and_resume_say_what_is_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_version() -> None:
     shown = CliRunner().invoke(cli.main, ["--version"])
-    versions = [importlib.metadata.version(name) for name in ("pathways", "jax", "jaxlib")]
+    versions = [pw.__version__, *(importlib.metadata.version(name) for name in ("jax", "jaxlib"))]
     assert shown.exit_code == 0
     assert shown.output == "pathways {} (jax {}, jaxlib {})\n".format(*versions)
 

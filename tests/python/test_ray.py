@@ -44,7 +44,7 @@ START_S = 240.0  # a busy machine
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[RayNodes]:
     """Two nodes, each with 4 CPUs and 4 GPUs in name only. This process is not connected to it."""
-    pytest.importorskip("ray", reason="ray is not installed: pip install pathways[ray]")
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'pathways-jax[ray]'")
     with pytest.MonkeyPatch.context() as patch, RayNodes() as nodes:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         nodes.add(labels={"kind": "second"})
@@ -313,7 +313,7 @@ def test_a_driver_that_is_killed(ray_cluster: RayNodes) -> None:
 @pytest.mark.watchdog(600)
 def test_ray_that_ends_as_a_whole() -> None:
     """The cluster can be closed, and the program goes on. Ray would end a program that asks it something then."""
-    pytest.importorskip("ray", reason="ray is not installed: pip install pathways[ray]")
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'pathways-jax[ray]'")
     with RayNodes() as nodes:
         code = f"""if True:
             import sys, pathways as pw
@@ -408,5 +408,5 @@ def test_ray_that_is_not_installed_or_not_there(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(pw.errors.ConnectError, match="no Ray cluster at ray_address="):
             pw.connect(pw.RayCluster(ray_address="127.0.0.1:1"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(pw.errors.ConnectError, match=r"pip install pathways\[ray\]"):
+    with pytest.raises(pw.errors.ConnectError, match=r"pip install 'pathways-jax\[ray\]'"):
         pw.connect(pw.RayCluster())
