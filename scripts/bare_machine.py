@@ -110,7 +110,7 @@ def hidden_files(wanted: set[str]) -> tuple[set[str], set[str]]:
 
 def tell(title: str, names: set[str]) -> None:
     """A paragraph of the log."""
-    text = f"{title}: {' '.join(sorted(names)) or 'none'}"
+    text = f"{title}: {' '.join(sorted(names))}"
     print(textwrap.fill(text, 160, initial_indent="[bare] ", subsequent_indent="    ", break_on_hyphens=False))
 
 
@@ -159,7 +159,7 @@ def run_with_links(command: list[str], wanted: set[str], scratch: str, quiet: bo
     """Runs the command with a PATH of links to what stays."""
     commands, _ = hidden_files(wanted)
     print("[bare] no namespaces here: commands are not on PATH, all else stays visible")
-    tell_files(commands, set(), quiet)
+    tell(f"{len(commands)} commands are hidden", set() if quiet else {os.path.basename(path) for path in commands})
     for path in below(COMMANDS):
         link = f"{scratch}/{os.path.basename(path)}"
         if path not in commands and not os.path.lexists(link):
