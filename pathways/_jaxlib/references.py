@@ -113,8 +113,10 @@ def discharge_by(primitive: Any, rule: Callable[..., tuple[list[Any], list[Any]]
     """From now on equations of a primitive of ours are discharged by `rule(operands, which of them were references,
     parameters)`: it gives the new values of these, and the results."""
 
-    def discharge_rule(before: Sequence[Any], _: Any, *operands: Any, **params: Any) -> tuple[list[Any], list[Any]]:
-        were = [is_reference_type(aval) for aval in before]
+    def discharge_rule(context: Any, *operands: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+        if not hasattr(context, "in_avals"):  # older JAX: the types of operands, then of results
+            operands = operands[1:]
+        were = [is_reference_type(aval) for aval in getattr(context, "in_avals", context)]
         values, results = rule(operands, were, params)
         new = iter(values)
         return [next(new) if was else None for was in were], results
@@ -173,7 +175,7 @@ def accept_references(
         if value is not NotImplemented and whole:
             return value
         if value is not NotImplemented:
-            reference = core.Ref(reference.aval, core.ArrayRefImpl(reference.aval, value))
+            reference = core.Ref(reference.aval, plain_holder(reference.aval, value))
         return plain_get(reference, *index, tree=tree)
 
     def swap(reference: Any, value: Any, *index: Any, tree: Any) -> Any:

@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.host_values import put_leaf
@@ -123,12 +121,12 @@ def made(reference: Any) -> None:
 
 
 def read(reference: Any, is_whole: bool) -> Any:
-    """For `_jaxlib.accept_references`: the value; if a part of it is wanted, as a `jax.Array`."""
+    """For `_jaxlib.accept_references`: the value; if a part of it is wanted, as a value of this process."""
     holder = _jaxlib.holder_of(reference)
     array = holder.array_now() if isinstance(holder, Holder) else None
     if array is None:
         return NotImplemented
-    return array if is_whole else jax.numpy.asarray(array._value())
+    return array if is_whole else array._value()
 
 
 def write(copy: Callable[[Array], Array], reference: Any, value: Any) -> Any:
