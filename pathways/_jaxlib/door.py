@@ -80,6 +80,7 @@ from pathways._jaxlib.mlir_modules import (
     strip_locations,
     tensor_type,
 )
+from pathways._jaxlib.operands import Wider, pass_down, put_last_at, takes_more, teach_pass_down
 from pathways._jaxlib.partitioner import forward_barrier, lower_to_ifrt, mpmd_return, named_computation, partition
 from pathways._jaxlib.physical_form import (
     cross_physically,
@@ -94,6 +95,7 @@ from pathways._jaxlib.physical_form import (
     to_physical,
 )
 from pathways._jaxlib.processes import (
+    clear_also,
     collect_garbage,
     drop_tracebacks,
     initialized_backends,

@@ -1,4 +1,4 @@
-"""This process as JAX sees it: its XLA backends, their threads after a fork, and its place in an island.
+"""This process as JAX sees it: its XLA backends, their threads after a fork, its caches, and its place in an island.
 
 An island is one `jax.distributed` group of host processes. The controller starts the coordination service of each
 island, and each of its hosts joins it.
@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jaxlib._jax
-from jax._src import xla_bridge
+from jax._src import util, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 
 
@@ -52,6 +52,28 @@ def drop_tracebacks() -> None:
     On a host that code is always the same loop, and recording it costs 0.2 us per call.
     """
     jaxlib._jax.set_tracebacks_enabled(False)
+
+
+class _ClearedAlso:
+    """A cache of ours, as JAX's list of caches wants it."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        self.cache_clear = clear
+
+    def cache_info(self) -> str:
+        return "a cache of pathways"
+
+    def cache_keys(self) -> list[Any]:
+        return []
+
+
+_cleared_also: list[_ClearedAlso] = []  # JAX's own list is weak
+
+
+def clear_also(clear: Callable[[], None]) -> None:
+    """From now on `jax.clear_caches()` calls `clear` too."""
+    _cleared_also.append(_ClearedAlso(clear))
+    util.register_cache(_cleared_also[-1], "pathways")
 
 
 def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:

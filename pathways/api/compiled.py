@@ -7,8 +7,9 @@ import dataclasses
 import functools
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
@@ -21,6 +22,7 @@ from pathways.api.constants import Constants, kind_of
 from pathways.api.session import Session, current
 from pathways.api.signature import abstractify
 from pathways.api.slices import Slice
+from pathways.api.snapshots import Sent, SentSnapshots, Snapshot
 from pathways.api.stages import Handle, MemoryAnalysis, cost_of, memory_of
 from pathways.api.state import State
 from pathways.api.tracing import find_slice, remember, variable_of
@@ -109,13 +111,15 @@ class Lowering:
         outputs = tuple(layout(value, result) for value, result in zip(self.program.results, results, strict=True))
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
-        closed_over = [
-            array
+        closed_over = list(traced.closed_over)
+        sent: dict[int, tuple[Snapshot, Sent]] = {}
+        for at, (value, there) in enumerate(zip(traced.closed_over, inputs[traced.given :], strict=True)):
+            if isinstance(value, Snapshot):
+                sent[at] = value, value.on(there)
+                closed_over[at] = sent[at][1].array
             # state has another array in each run
-            if _jaxlib.is_reference(array) or array.layout is layout or variable_of(array) is not None
-            else move(array, layout.slice, layout.spec[: len(layout.shape)])
-            for array, layout in zip(traced.closed_over, inputs[len(inputs) - len(traced.closed_over) :], strict=True)
-        ]
+            elif not _jaxlib.is_reference(value) and value.layout is not there and variable_of(value) is None:
+                closed_over[at] = move(value, there.slice, there.spec[: len(there.shape)])
         call = _core.Call(
             cluster.native,
             registration.number,
@@ -129,7 +133,7 @@ class Lowering:
             traced.name,
             traced.argument_names,
         )
-        return Compiled(call, in_tree, self, bound, registration)
+        return Compiled(call, in_tree, self, bound, registration, SentSnapshots(call, sent))
 
 
 class Registration:
@@ -201,11 +205,15 @@ class Compiled(Handle):
         lowering: Lowering,
         bound: BoundProgram,
         registration: Registration,
+        sent: SentSnapshots,
     ) -> None:
         self.call = call
+        self._snapshots = sent if len(sent) else None
         self.state = State.of(call, lowering.traced, lowering.cluster, copy, move)
-        #: Submits one run, or refuses: the way of most calls.
-        self.enter: Callable[..., Any] = call if self.state is None else self._enter
+        #: Submits one run, or refuses: the way of most calls. No cycle, so that what it closes over goes at once.
+        self.enter: Callable[..., Any] = call
+        if self.state is not None or self._snapshots is not None:
+            self.enter = functools.partial(Compiled._enter, cast(Compiled, weakref.proxy(self)))
         self.in_tree = in_tree
         self.out_tree = lowering.traced.out_tree
         self.calls_back = lowering.program.calls.count != 0
@@ -301,6 +309,8 @@ class Compiled(Handle):
     def _run(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
         if self.is_outdated:
             self._bind_again()
+        if self._snapshots is not None:
+            self._snapshots.look()
         if self.state is None:
             return self._run_all(leaves, deadline)
         with self.state.turn(leaves) as given:
@@ -318,9 +328,12 @@ class Compiled(Handle):
         return results
 
     def _enter(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array] | Refusal:
-        assert self.state is not None
-        if self.is_outdated:  # the variables have other layouts
+        if self.is_outdated:  # what it closes over has other layouts
             return Refusal.STALE
+        if self._snapshots is not None:
+            self._snapshots.look()
+        if self.state is None:
+            return cast(list[Array] | Refusal, self.call(leaves, deadline))
         if not self.state.takes(leaves):
             return Refusal.UNLIKE
         with self.state.turn(leaves) as given:

@@ -49,7 +49,7 @@ def name_of(leaf: Any) -> tuple[Hashable, bool]:
     """(a name of a value that cannot change, whether it is its identity); (None, False) for one that can."""
     kind = type(leaf)
     if kind is np.ndarray:
-        return (id(leaf), True) if _is_frozen(leaf) else (None, False)
+        return (id(leaf), True) if is_frozen(leaf) else (None, False)
     if kind is float:
         return (kind, struct.pack("d", leaf)), False  # 0.0 is not -0.0, and a NaN is itself
     if kind is complex:
@@ -63,10 +63,10 @@ def name_of(leaf: Any) -> tuple[Hashable, bool]:
     return None, False
 
 
-def _is_frozen(value: Any) -> bool:
+def is_frozen(value: Any) -> bool:
     """Whether nobody can write a NumPy array's memory: it is that of an object that cannot change."""
-    while type(value) in (np.ndarray, memoryview):
-        value = value.base if type(value) is np.ndarray else value.obj
+    while isinstance(value, np.ndarray | memoryview):
+        value = value.base if isinstance(value, np.ndarray) else value.obj
     return type(value) is bytes or _jaxlib.is_concrete(value)
 
 

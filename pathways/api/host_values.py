@@ -34,10 +34,14 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: object, *, is_explicit: bool
             f"{what} is {leaf!r}, which has a shape and a dtype but no value; give an array (`lower` takes it)"
         )
     transfer_guard.check("host-to-device", what, leaf, is_explicit=is_explicit)
+    return put_physical(_jaxlib.to_physical(leaf, layout.dtype), layout, what)
+
+
+def put_physical(leaf: Any, layout: _core.Layout, what: object) -> Array:
+    """`put_leaf` of a host value in its physical form."""
     kind: ArrayType = layout.cache
     cluster = layout.slice.cluster
     client = cluster.native
-    leaf = _jaxlib.to_physical(leaf, layout.dtype)
     if not isinstance(leaf, (np.ndarray, jax.Array)):
         leaf = np.asarray(leaf, dtype=kind.dtype)
     if leaf.shape != kind.shape:

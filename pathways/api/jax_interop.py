@@ -21,6 +21,7 @@ from pathways.api.array import Array
 from pathways.api.compiled import copy
 from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
+from pathways.api.program import clear_caches
 from pathways.api.put import device_put
 from pathways.api.tracing import find_slice
 from pathways.compiler import primitives, specs
@@ -59,6 +60,7 @@ def install() -> None:
     )
     _jaxlib.accept_references(references.made, references.read, functools.partial(references.write, copy))
     _jaxlib.guard_lowering(refuse_elsewhere)
+    _jaxlib.clear_also(clear_caches)
     _jaxlib.wait_for_effects_also(effects.wait_for_all)
     primitives.transfer_p.def_impl(_transfer)
 

@@ -13,6 +13,7 @@ takes any further as arguments, so that a changing learning rate compiles nothin
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class Operations:
     """What one cluster has compiled for ordinary use."""
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, tuple[Compiled, Any]] = {}  # keeps the jaxpr whose id is in the key
+        self.known: dict[Hashable, Compiled] = {}  # an entry goes with the jaxpr whose id is in its key
         self.constants: dict[Hashable, int] = {}
         self.makers: dict[Hashable, Any] = {}  # placed functions that make arrays, see `creation`
         #: Operators that turned out to be one run of one program: (settings, call, which operand each argument is).
@@ -76,7 +77,7 @@ class Operations:
     def forget_outdated(self) -> None:
         """Drops what was compiled for a slice that has another shape now."""
         with self.lock:
-            for key in [key for key, (compiled, _) in list(self.known.items()) if compiled.is_outdated]:
+            for key in [key for key, compiled in list(self.known.items()) if compiled.is_outdated]:
                 self.known.pop(key, None)
             for key in [key for key, compiled in list(self.callees.items()) if compiled.is_outdated]:
                 self.callees.pop(key, None)
@@ -141,19 +142,18 @@ def _run_once(closed: Any, name: str, args: Sequence[Any], like: Array | None, h
         with table.lock:
             known = table.known.get(key)
             if known is None:
-                known = (_compile(closed, name, args, home, bool(numbers), like), closed)
+                known = _compile(closed, name, args, home, bool(numbers), like)
                 if numbers:
                     table.constants[where] = table.constants.get(where, 0) + 1
-                _keep(table, key, known)
-    compiled = known[0]
+                _keep(table, key, known, closed)
     if numbers:
         leaves = [arg for arg in args if type(arg) not in _NUMBERS]
     else:
         leaves = list(args)
-    results = compiled.run(leaves)
+    results = known.run(leaves)
     runs = getattr(_running, "runs", None)
     if runs is not None:
-        runs.append((compiled, leaves, results))
+        runs.append((known, leaves, results))
     return results
 
 
@@ -164,11 +164,13 @@ def constant(number: Any) -> Hashable:
     return type(number), number
 
 
-def _keep(table: Operations, key: Hashable, known: tuple[Compiled, Any]) -> None:
+def _keep(table: Operations, key: Hashable, known: Compiled, closed: Any) -> None:
     while len(table.known) >= KEPT:
-        del table.known[next(iter(table.known))]
+        table.known.pop(next(iter(table.known)), None)
         table.constants.clear()
     table.known[key] = known
+    # A derivative of a function goes with the function, and with it what it closes over.
+    weakref.finalize(closed, table.known.pop, key, None).atexit = False
 
 
 def _home(name: str, arrays: Sequence[Array]) -> Slice:

@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api import references, variables
 from pathways.api.array import Array
+from pathways.api.closing_over import ClosesOver
 from pathways.api.compiled import Compiled, Lowering, current_shapes
 from pathways.api.lowered import Lowered, Tracing
 from pathways.api.lowering import lower
@@ -29,9 +31,10 @@ from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle
 from pathways.api.timed import TimedProgram
-from pathways.api.tracing import Interop, Trace, is_tracing, remember, tracing
+from pathways.api.tracing import Interop, Trace, is_tracing, tracing
 from pathways.compiler.lengths import Lengths
 from pathways.compiler.options import Options
+from pathways.compiler.pipeline import forget_compiled
 from pathways.compiler.placed import (
     both_forms,
     check_arguments,
@@ -41,10 +44,23 @@ from pathways.compiler.placed import (
     staged,
 )
 from pathways.compiler.statics import key_of
-from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
+from pathways.compiler.trace import Traced, names_of, trace, which
 
 #: `jax.tree_util.tree_flatten` without its Python frame: each call of a program flattens its arguments.
 flatten = jax.tree_util.default_registry.flatten
+
+
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()  # guarded by _programs_lock
+_programs_lock = threading.Lock()
+
+
+def clear_caches() -> None:
+    """All programs of this process forget what they have compiled, and so free what they close over."""
+    with _programs_lock:
+        programs = list(_programs)
+    for program in programs:
+        program.clear_cache()
+    forget_compiled()
 
 
 class Program(Handle):
@@ -85,6 +101,8 @@ class Program(Handle):
         #: With static arguments: by number and names of a call's arguments, see `_find_static`.
         self._routes: dict[Hashable, tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...], dict[Any, Compiled]]] = {}
         self._lock = threading.RLock()
+        with _programs_lock:
+            _programs.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Submits one run and returns its results as arrays that are still to come."""
@@ -296,10 +314,9 @@ class Program(Handle):
 
     def clear_cache(self) -> None:
         """Forgets what it has compiled and traced; the next call does both again."""
-        with self._lock:
-            self._last = self._staged = None
-            self._compiled.clear()
-            self._routes.clear()
+        # Without the lock, because `jax.clear_caches` may come from a thread that compiles another program.
+        self._last = self._staged = None
+        self._compiled, self._routes = {}, {}
 
     def _static(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...], Sequence[str]]:
         """Of a call with `count` positional arguments: which are static, which are not, and the static names."""
@@ -385,7 +402,7 @@ class Program(Handle):
                 static_argnames=self._static_argnames,
                 donate_argnums=() if checked else self._donate_argnums,
                 donate_argnames=() if checked else self._donate_argnames,
-                closed_over=functools.partial(self._closed_over, cluster),
+                closed_over=ClosesOver(cluster, self._home),
                 state=here,
             )
             variables.check(traced)
@@ -397,35 +414,6 @@ class Program(Handle):
         if cluster is None:
             cluster = here.slices[0].cluster if here.slices else current()
         return traced, cluster, here.slices
-
-    def _closed_over(self, cluster: Session | None, value: Any) -> Argument | None:
-        """What an array of this cluster, or a reference, is to a program that closes over it. Alone, a placed function
-        has it moved."""
-        if _jaxlib.is_reference(value):
-            return self._closed_over_reference(cluster, value)
-        if type(value) is not Array:
-            return None
-        if value.raw_handle == 0:
-            variables.check_lives(value, cluster)
-        elif cluster is not None and value.layout.slice.cluster is not cluster:
-            return None
-        remember(value.layout.slice)
-        return self._at_home(value)
-
-    def _closed_over_reference(self, cluster: Session | None, reference: Any) -> Argument:
-        argument = as_argument(reference, f"a reference that {self._name!r} closes over")
-        array = references.array_of(reference)
-        if array is None or (cluster is not None and array.layout.slice.cluster is not cluster):
-            return argument
-        remember(array.layout.slice)
-        there = self._at_home(array)
-        return dataclasses.replace(argument, mesh=there.mesh, spec=there.spec)
-
-    def _at_home(self, value: Array) -> Argument:
-        argument = abstractify(value, "", value.layout.slice.cluster)
-        if self._home is None or value.layout.slice is self._home:
-            return argument
-        return dataclasses.replace(argument, mesh=self._home.mesh_spec, spec=((),) * len(argument.shape))
 
     @_jaxlib.outside_meshes
     def _lower_plainly(self, split: Split, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:

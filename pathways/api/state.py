@@ -63,7 +63,7 @@ class State:
         read = [
             (at, value if _jaxlib.is_reference(value) else living(value))
             for at, value in enumerate(traced.closed_over)
-            if _jaxlib.is_reference(value) or value.raw_handle == 0
+            if _jaxlib.is_reference(value) or (type(value) is Array and value.raw_handle == 0)
         ]
         if not read and not given and not traced.updates:
             return None

@@ -229,8 +229,30 @@ def _with_states(form: Form, places: tuple[int, ...]) -> Form:
     return dataclasses.replace(form, test=test, body=new_body, fixed=fixed, carried=states + form.carried)
 
 
+def _pass_down(eqn: Any, inputs: Sequence[Any], inside: Sequence[tuple[Any, Sequence[Any]]]) -> Any:
+    """A loop whose test and body take more constants; see `_jaxlib.pass_down`."""
+    form = Form(**eqn.params)
+    before, constants, carry, arrays = form.parts(inputs)
+    names = [name for name, value in eqn.params.items() if _jaxlib.is_jaxpr(value)]
+    wider = dict(zip(names, inside, strict=True))
+    body, more = wider["body"]
+    constants += more
+    form = dataclasses.replace(
+        form, body=_jaxlib.put_last_at(body, len(more), form.fixed), fixed=form.fixed + len(more)
+    )
+    if form.test is not None:
+        test, more = wider["test"]
+        before += more
+        form = dataclasses.replace(
+            form, test=_jaxlib.put_last_at(test, len(more), form.tested), tested=form.tested + len(more)
+        )
+    params = {field.name: getattr(form, field.name) for field in dataclasses.fields(form)}
+    return eqn.replace(invars=[*before, *constants, *carry, *arrays], params=params)
+
+
 _jaxlib.run_alone(loop_p)
 _jaxlib.discharge_by(loop_p, _discharge)
+_jaxlib.teach_pass_down(loop_p, _pass_down)
 loop_p.def_effectful_abstract_eval(_types)
 mlir.register_lowering(loop_p, mlir.lower_fun(run, multiple_results=True))
 

@@ -149,3 +149,8 @@ class Memo:
             self._known[key] = program
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forgets all programs."""
+        with self._lock:
+            self._known.clear()

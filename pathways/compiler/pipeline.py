@@ -56,6 +56,11 @@ def compile_traced(
     return compiled
 
 
+def forget_compiled() -> None:
+    """Forgets what it remembers of programs."""
+    _memo.clear()
+
+
 def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) -> LogicalProgram:
     program = flatten(traced, options.unroll, options.chunks)
     if program.before is not None:

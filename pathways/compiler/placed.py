@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,9 +151,13 @@ class TaggedFunction:
         self.__doc__ = getattr(fun, "__doc__", None)
         self.__wrapped__ = fun
 
+        this = weakref.ref(self)  # no cycle, so that what the user's function closes over goes with the last reference
+
         @functools.wraps(fun, updated=())  # then JAX's messages name the user's function and file
         def body(*args: Any, **kwargs: Any) -> Any:
-            return _call(self, *args, **kwargs)
+            tagged = this()
+            assert tagged is not None, "JAX traces it in a call of it"
+            return _call(tagged, *args, **kwargs)
 
         body.__name__ = body.__qualname__ = _tag(self.slice_tag)
         self._static = {

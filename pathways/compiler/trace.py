@@ -17,6 +17,7 @@ import numpy as np
 
 from pathways import _jaxlib, errors
 from pathways.compiler import closures, placed, primitives, specs
+from pathways.compiler.closures import ClosedOver
 from pathways.compiler.ir import MeshSpec, Spec
 
 
@@ -114,6 +115,16 @@ class State(Protocol):
         """What a closed-over value is called; None: it is no state."""
 
 
+class ClosesOver(Protocol):
+    """Which values that a function closes over become arguments of the program."""
+
+    def stands_in(self, value: Any) -> ClosedOver | None:
+        """What becomes an argument in place of a value; None: it stays a constant."""
+
+    def argument(self, closed_over: ClosedOver) -> Argument:
+        """The argument that it becomes."""
+
+
 class _Nothing:
     """Stands for a float0, the derivative of an integer, in a pytree of results.
 
@@ -166,13 +177,13 @@ def trace(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     name: str | None = None,
-    closed_over: Callable[[Any], Argument | None] | None = None,
+    closed_over: ClosesOver | None = None,
     state: State | None = None,
 ) -> Traced:
     """Traces `fun(*args, **kwargs)`; calls of placed functions inside become its computations.
 
     Leaves of the arguments that are not static are `Argument`s, `jax.ShapeDtypeStruct`s, arrays or numbers.
-    `closed_over(value)` returns the argument that a closed-over value becomes; None: the value stays a constant.
+    `closed_over` says which closed-over values become arguments; None: all stay constants.
     `state`: what the function sets becomes more results, and their old values are donated.
 
     Raises:
@@ -240,19 +251,19 @@ def trace(
                 f"{name!r} gives a PartitionSpec where no slice is known. Give it inside a placed function "
                 "(pw.jit(fun, devices=slice)), whose slice it then speaks of, or give slice.sharding(spec)"
             ) from error
-    jaxpr, values = made.jaxpr, list[Any]()
+    jaxpr, lifted = made.jaxpr, list[ClosedOver]()
     if closed_over is not None:
-        jaxpr, values = closures.lift(jaxpr, lambda value: closed_over(value) is not None)
+        jaxpr, lifted = closures.lift(jaxpr, closed_over.stands_in)
     donates = state is not None and state.donates
     given = [Given(number) for number, argument in enumerate(arguments) if argument.is_reference]
     changed = tuple((*given, *made.closed_over)[number] for number in made.written)
     for each in given:
         donated[each.position] = donates and each in changed
-    for value in (*made.closed_over, *values):
+    everything = [*(ClosedOver(reference) for reference in made.closed_over), *lifted]
+    for one in everything:
+        value = one.value
         what = f"closed-over {'reference' if _jaxlib.is_reference(value) else 'array'} {len(names) - len(leaves)}"
-        argument = closed_over(value) if closed_over is not None else as_argument(value, what)
-        assert argument is not None
-        arguments.append(argument)
+        arguments.append(closed_over.argument(one) if closed_over is not None else as_argument(value, what))
         known = state.name_of(value) if state is not None else None
         names.append(known or what)
         is_set = any(value is each for each in changed) or (state is not None and state.is_set(value))
@@ -271,7 +282,7 @@ def trace(
         results,
         (*out["names"], *(f"the new value of a reference, {number}" for number in range(len(changed)))),
         tuple(donated),
-        (*made.closed_over, *values),
+        tuple(each.value for each in everything),
         (*out["updates"], *changed),
     )
 

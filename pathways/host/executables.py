@@ -7,10 +7,12 @@ A host's enqueue thread calls an executable; any thread may load one.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +27,11 @@ from pathways.host.callbacks import Asker
 from pathways.host.devices import device_mesh
 
 Axes = tuple[tuple[str, int], ...]  # names and sizes
+
+#: What a cache keeps of executables that no program uses.
+KEPT_BYTES = 32 << 20
+#: What a small executable takes beside its module and its code. Measured: about 200 KiB.
+_EXECUTABLE_BYTES = 200 << 10
 
 #: While one device of several calls the client back, the others wait for it. XLA must not take that for a deadlock.
 _PATIENCE = dict.fromkeys(
@@ -78,6 +85,7 @@ class Executable:
     out_shardings: tuple[NamedSharding, ...]
     memory: MemoryStats
     cost: Callable[[], dict[str, float]]  # XLA's estimates: "flops", "bytes accessed", ...; of one device
+    kept_bytes: int = 0  # about what it takes in this process
 
 
 def _mesh(computation: Computation, devices: Sequence[jax.Device], axes: Axes) -> Mesh:
@@ -91,15 +99,10 @@ def _mesh(computation: Computation, devices: Sequence[jax.Device], axes: Axes) -
     return device_mesh(axes, devices)
 
 
-@functools.lru_cache(maxsize=4096)
-def _module_axes(key: _Module) -> tuple[tuple[str, int], ...]:
-    with _jaxlib.mlir_context():
-        return _jaxlib.mesh_axes(_jaxlib.parse_portable(key.module))
-
-
 def mesh_axes(computation: Computation) -> tuple[tuple[str, int], ...]:
     """Names and sizes of the mesh axes that the computation's module names; () if everything is replicated."""
-    return _module_axes(_Module(computation.fingerprint, computation.module))
+    with _jaxlib.mlir_context():
+        return _jaxlib.mesh_axes(_jaxlib.parse_portable(computation.module))
 
 
 def _needed_axes(computation: Computation, axes: Axes) -> Axes:
@@ -193,7 +196,9 @@ def load(
         call = jitted
     else:
         call = _jaxlib.fast_call(compiled)
-    return Executable(call, in_shardings, out_shardings, _memory(compiled), functools.partial(_cost, compiled))
+    memory = _memory(compiled)
+    kept = _EXECUTABLE_BYTES + len(computation.module) + memory.code_bytes
+    return Executable(call, in_shardings, out_shardings, memory, functools.partial(_cost, compiled), kept)
 
 
 def _jit(
@@ -237,11 +242,18 @@ def _memory(compiled: Any) -> MemoryStats:
 
 
 class ExecutableCache:
-    """One executable per (fingerprint, devices, donation). Thread-safe: of several threads that ask, one compiles."""
+    """One executable per (fingerprint, devices, donation). Thread-safe: of several threads that ask, one compiles.
+
+    Who uses an executable keeps it. The cache itself keeps those that were used last, up to `KEPT_BYTES` of them: a
+    function that is made and dropped again and again is compiled once, and what nobody calls any more goes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: dict[Any, Future[Executable]] = {}  # guarded by _lock
+        self._loading: dict[Hashable, Future[Executable]] = {}  # guarded by _lock, like all below
+        self._used: weakref.WeakValueDictionary[Hashable, Executable] = weakref.WeakValueDictionary()
+        self._recent: collections.OrderedDict[Hashable, Executable] = collections.OrderedDict()
+        self._bytes = 0  # of those in `_recent`
 
     def load(
         self,
@@ -264,26 +276,46 @@ class ExecutableCache:
         axes = _needed_axes(computation, axes)
         key = (whose, computation.fingerprint, computation.inputs, computation.outputs, where, donate, axes)
         with self._lock:
-            known = self._loaded.get(key)
-            mine = known is None
-            if known is None:
-                known = self._loaded[key] = Future()
+            there = self._used.get(key)
+            if there is not None:
+                self._keep(key, there)
+                return there
+            loading = self._loading.get(key)
+            mine = loading is None
+            if loading is None:
+                loading = self._loading[key] = Future()
         if mine:
             try:
                 ask = asker(len(devices)) if computation.callbacks and asker is not None else None
-                known.set_result(load(computation, devices, donate, ask, axes))
+                made = load(computation, devices, donate, ask, axes)
             except BaseException as error:
                 with self._lock:
-                    self._loaded.pop(key, None)
-                known.set_exception(error)
+                    del self._loading[key]
+                loading.set_exception(error)
                 raise
-        return known.result()
+            with self._lock:
+                self._used[key] = made
+                self._keep(key, made)
+                del self._loading[key]
+            loading.set_result(made)
+        return loading.result()
+
+    def _keep(self, key: Hashable, used: Executable) -> None:
+        """Keeps an executable as the one used last. `_lock` is held."""
+        if key not in self._recent:
+            self._bytes += used.kept_bytes
+        self._recent[key] = used
+        self._recent.move_to_end(key)
+        while self._bytes > KEPT_BYTES:
+            self._bytes -= self._recent.popitem(last=False)[1].kept_bytes
 
     def __len__(self) -> int:
-        return len(self._loaded)
+        return len(self._used)
 
     def forget(self, client: int) -> None:
         """Forgets the executables that call a client, because the client is gone."""
         with self._lock:
-            for key in [key for key in self._loaded if key[0] == client]:
-                del self._loaded[key]
+            for key in [key for key in self._recent if isinstance(key, tuple) and key[0] == client]:
+                self._bytes -= self._recent.pop(key).kept_bytes
+            for key in [key for key in self._used if isinstance(key, tuple) and key[0] == client]:
+                self._used.pop(key, None)

@@ -59,6 +59,7 @@ class Program:
         #: The exchanges of rows of this host's plan, in its order: each node and its shape.
         self.exchanges = [(node, exchange_shape(bound, node)) for node in plan.exchanges]
         self.placements: dict[int, LocalPlacement] = {}  # of what exchanges make, by value. Enqueue thread only.
+        self.executables: tuple[executables.Executable, ...] = ()  # kept in the cache as long as this is here
 
     def target(self, route: int) -> LocalPlacement:
         """Where a transfer that this host receives puts its value. Enqueue thread only."""
@@ -145,6 +146,7 @@ class Programs:
             return
         try:
             loaded = self._load(registered)
+            registered.executables = loaded
             temporaries = [each.memory.temporary_bytes for each in loaded]
             profile = Profile(registered.bound, self._devices.host, receives_on_host=self._devices.is_cpu)
             memory = profile.memory(registered.plan, temporaries)
