@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.compiler.pipeline_spec import scope_name
 
 
@@ -66,10 +66,13 @@ def cut(given: dict[str, Any], microbatches: int, what: str) -> tuple[int, Calla
         which = " and ".join(given) or "arguments to cut"
         raise errors.ProgramError(f"{which} of {what}: expected at least one array, got none")
     size = first[1] // microbatches
+    # One operation makes all parts of an array: an operation per part would be a computation of its own to compile.
+    parts = [jnp.split(leaf, microbatches) if _jaxlib.is_tracer(leaf) else None for _, leaf in leaves]
 
     def part(number: int) -> dict[str, Any]:
         rows = slice(number * size, (number + 1) * size)
-        return dict(tree.unflatten(leaf[rows] for _, leaf in leaves))
+        found = (leaf[rows] if each is None else each[number] for (_, leaf), each in zip(leaves, parts, strict=True))
+        return dict(tree.unflatten(found))
 
     return size, part
 

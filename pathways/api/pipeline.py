@@ -2,6 +2,9 @@
 
 A call is ordinary Python that a program traces: for each microbatch, in the scope of that microbatch, the stages one
 after the other. `pathways/compiler/schedule` reads the scopes and puts the steps into order.
+
+A stage is a placed function, or any function that calls placed ones: a mixture of experts. The slices of the latter are
+known when it has been traced, so a pipeline with such a stage is traced twice: first alone, for its slices.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, 
 from pathways.api.placed import PlacedFunction, jit
 from pathways.api.program import Program
 from pathways.api.tracing import call_pipeline, is_tracing
+from pathways.compiler.inlining import placed_meshes
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import check_schedule
-from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
+from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec, schedule_name
 from pathways.compiler.placed import function_name
 from pathways.compiler.schedule.orders import CHUNKED
+
+#: A placed function, or a function that calls some.
+Stage = PlacedFunction | Callable[[Any, Any], Any]
 
 
 class Pipeline(Program):
@@ -48,32 +55,62 @@ class _Model:
     """What a call of a pipeline calls."""
 
     def __init__(
-        self, stages: Sequence[PlacedFunction], loss: PlacedFunction | None, reduce: str, spec: PipelineSpec
+        self, stages: Sequence[Stage], loss: PlacedFunction | None, reduce: str, spec: PipelineSpec, lengths: Any
     ) -> None:
+        """`spec`: without slices. `lengths`: as the user gives them."""
         self._stages = tuple(stages)
         self._loss = loss
         self._reduce = reduce
-        self._first_spec = spec
-        self._used = [*stages] if loss is None else [*stages, loss]
+        self._spec = spec
+        self._lengths = lengths
         self.name = spec.name
         self.depth = len(stages)
+        if all(isinstance(stage, PlacedFunction) for stage in stages):
+            self.spec_of([], None)
 
-    @property
-    def _spec(self) -> PipelineSpec:
-        """For the shapes that the slices have now."""
-        meshes = tuple(function.slice.mesh_spec for function in self._used)
-        return (
-            self._first_spec
-            if meshes == self._first_spec.meshes
-            else dataclasses.replace(self._first_spec, meshes=meshes)
-        )
+    def spec_of(self, params: Sequence[Any], x: Any) -> PipelineSpec:
+        """The pipeline on the slices of now, of the shapes that they have now.
+
+        Raises:
+            ProgramError: the stages visit slices in a way that the schedule has not.
+            OptionError: wrong lengths.
+        """
+        each: list[tuple[MeshSpec, ...] | None] = [
+            (stage.slice.mesh_spec,) if isinstance(stage, PlacedFunction) else None for stage in self._stages
+        ]
+        for number, stage in enumerate(self._stages):
+            if None not in each:
+                break
+            # A new function each time, so that JAX gives no trace that it keeps for other types of values.
+            traced, x = jax.make_jaxpr(lambda p, x, stage=stage: stage(p, x), return_shape=True)(params[number], x)
+            each[number] = each[number] or self._slices_of(number, traced)
+        slices = [found for found in each if found is not None]
+        if self._loss is not None:
+            slices.append((self._loss.slice.mesh_spec,))
+        meshes, beside = tuple(found[0] for found in slices), tuple(found[1:] for found in slices)
+        what = f"pipeline {self.name!r}"
+        lengths = _lengths(self._lengths, self.depth, meshes, what)
+        spec = dataclasses.replace(self._spec, meshes=meshes, beside=beside if any(beside) else (), lengths=lengths)
+        _check_slices(spec, what)
+        return spec
+
+    def _slices_of(self, number: int, traced: Any) -> tuple[MeshSpec, ...]:
+        """The slices of a stage that is no placed function, in the order of its calls."""
+        found = tuple(dict.fromkeys(placed_meshes(traced)))
+        if not found:
+            raise errors.ProgramError(
+                f"stages[{number}] of pipeline {self.name!r}: expected a placed function, pw.jit(fun, devices=slice), "
+                f"or a function that calls some, got {self._stages[number]!r}, which calls none"
+            )
+        return found
 
     def run(self, params: Any, batch: Any, *targets: Any) -> Any:
         """The calls of all microbatches, and what the pipeline returns."""
         self._check_arguments(params, targets)
         count = self._spec.microbatches
         size, part_of = cut({"batch": batch, "targets": targets}, count, f"pipeline {self._spec.name!r}")
-        name = call_pipeline(self._spec)
+        spec = self.spec_of(params, part_of(0)["batch"]) if is_tracing() else self._spec
+        name = call_pipeline(spec)
         outputs: list[Any] = []
         more: list[Any] = []  # what the loss returns beside the scalar, per microbatch; empty if that is nothing
         for number in range(count):
@@ -134,7 +171,7 @@ class _Model:
 
 
 def pipeline(
-    stages: Sequence[PlacedFunction],
+    stages: Sequence[Stage],
     *,
     microbatches: int,
     schedule: str | OwnSchedule = "1F1B",
@@ -152,7 +189,8 @@ def pipeline(
 
     Args:
         stages: placed functions `stage(params, x) -> x`, in order. `params` and `x` are any pytrees. Neighbours on one
-            slice are one stage of the schedule.
+            slice are one stage of the schedule. A stage may also be a function that calls placed functions, such as a
+            `pw.nn.MixtureOfExperts`. It is on the slice of its first call; its other slices are its own.
         microbatches: into how many equal parts the batch is cut.
         schedule: "1F1B", "GPipe", "ZeroBubbleH1", "auto", or "none" (the order of the text: one microbatch after the
             other); with stages on the slices in turn, several per slice, "Interleaved1F1B" or "Circular". Or an order
@@ -179,7 +217,7 @@ def pipeline(
     if not isinstance(stages, list | tuple) or not stages:
         raise errors.ProgramError(f"stages of {what}: expected a list of placed functions, got {stages!r}")
     for number, stage in enumerate(stages):
-        if not isinstance(stage, PlacedFunction):
+        if not callable(stage):
             raise errors.ProgramError(
                 f"stages[{number}] of {what}: expected a placed function, pw.jit(fun, devices=slice), got {stage!r} of "
                 f"type {type(stage).__name__}"
@@ -193,13 +231,14 @@ def pipeline(
     placed: PlacedFunction | None = None
     if loss is not None:
         if not isinstance(loss, PlacedFunction):
+            if not isinstance(stages[-1], PlacedFunction):
+                raise errors.ProgramError(
+                    f"loss of {what}: expected a placed function, pw.jit(loss, devices=slice), because the last stage "
+                    f"is none and has no slice before it is traced, got {loss!r}"
+                )
             loss = jit(loss, devices=stages[-1].slice, name=function_name(loss))
         placed = cast(PlacedFunction, loss)
-    used = [*stages, placed] if placed is not None else [*stages]
-    meshes = tuple(function.slice.mesh_spec for function in used)
-    spec = PipelineSpec(name, schedule, microbatches, meshes, _lengths(lengths, len(stages), meshes, what))
-    _check_slices(spec, what)
-    return Pipeline(_Model(stages, placed, reduce, spec))
+    return Pipeline(_Model(stages, placed, reduce, PipelineSpec(name, schedule, microbatches), lengths))
 
 
 def _check_slices(spec: PipelineSpec, what: str) -> None:
@@ -210,6 +249,7 @@ def _check_slices(spec: PipelineSpec, what: str) -> None:
     if spec.schedule == "none":
         return
     places = spec.places()
+    _check_beside(spec, places, what)
     back = next((n for n, (_, chunk) in enumerate(places) if chunk), None)
     if back is None:
         return
@@ -227,6 +267,23 @@ def _check_slices(spec: PipelineSpec, what: str) -> None:
             f"{where}between them, and {what} visits slices in the order {way}; expected each of the {depth} slices in "
             "turn, the same number of times"
         )
+
+
+def _check_beside(spec: PipelineSpec, places: Sequence[tuple[int, int]], what: str) -> None:
+    """Refuses a slice that a stage has beside its own, if another stage or chunk has it, too: it would have two places
+    in the order.
+    """
+    each = [(mesh, *others) for mesh, others in zip(spec.meshes, spec.beside, strict=False)]
+    for number, meshes in enumerate(each):
+        for mesh in meshes[1:]:
+            other = next((n for n, them in enumerate(each) if mesh in them and places[n] != places[number]), None)
+            if other is not None:
+                raise errors.ProgramError(
+                    f"stages[{number}] of {what} has calls on slice {mesh.name!r} beside its own slice "
+                    f"{spec.meshes[number].name!r}, and so has stages[{other}]; expected a slice to be of one stage "
+                    f"under {schedule_name(spec.schedule or 'none')!r}. Give each of them slices of its own, or give "
+                    "schedule 'none'"
+                )
 
 
 def _lengths(given: Any, stages: int, meshes: Sequence[MeshSpec], what: str) -> tuple[Lengths, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from pathways.compiler import placed
 from pathways.compiler.control.folding import Folder, literals
 from pathways.compiler.control.unrolling import Joined, Scan, Stacked, check_copies, join, operations, piece, row, stack
 from pathways.compiler.exchange import PRIMITIVES
+from pathways.compiler.ir import MeshSpec
 from pathways.compiler.loops import loop_p
 from pathways.compiler.loops import opened as opened_loop
 from pathways.compiler.pipeline_spec import iteration_name
@@ -55,6 +56,17 @@ def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
 def slice_tag_of(eqn: Any) -> placed.SliceTag | None:
     """The slice tag of an equation that calls a placed function; None for any other."""
     return placed.lookup(eqn.params["name"]) if eqn.primitive is _jaxlib.jit_p else None
+
+
+def placed_meshes(jaxpr: Any) -> Iterator[MeshSpec]:
+    """The slices of the placed calls in a jaxpr, in the order of the text."""
+    for eqn in _jaxlib.opened(jaxpr)[0].eqns:
+        tag = slice_tag_of(eqn)
+        if tag is not None:
+            yield tag.mesh
+            continue
+        for sub in _jaxlib.sub_jaxprs(eqn.params):
+            yield from placed_meshes(sub)
 
 
 def read(env: dict[Any, Any], atom: Any) -> Any:

@@ -30,9 +30,10 @@ OwnSchedule = Callable[[int, int, int, int], Sequence[tuple[str, int, int]]]
 class PipelineSpec:
     """A pipeline that a program calls.
 
-    `meshes` has the slice of each stage; it is empty if the stages are to be found from the calls. `schedule` is a name
-    of `options.BUILT` or the user's own order; None: the program's. `lengths` has one item per entry of `meshes`,
-    or none.
+    `meshes` has the slice of each stage; it is empty if the stages are to be found from the calls. `beside` has the
+    other slices of each stage that has several, such as those of a mixture's experts; it is empty if no stage has.
+    `schedule` is a name of `options.BUILT` or the user's own order; None: the program's. `lengths` has one item per
+    entry of `meshes`, or none.
     """
 
     name: str
@@ -40,6 +41,16 @@ class PipelineSpec:
     microbatches: int
     meshes: tuple[MeshSpec, ...] = ()
     lengths: tuple[Lengths, ...] = ()
+    beside: tuple[tuple[MeshSpec, ...], ...] = ()
+
+    def stages(self) -> dict[MeshSpec, int]:
+        """The stage of each slice. A slice that several stages have beside their own is of the first."""
+        places = self.places()
+        stages = {mesh: stage for mesh, (stage, _) in zip(self.meshes, places, strict=True)}
+        for others, (stage, _) in zip(self.beside, places, strict=False):
+            for mesh in others:
+                stages.setdefault(mesh, stage)
+        return stages
 
     def places(self) -> list[tuple[int, int]]:
         """Per entry of `meshes`, its stage and its chunk: the number of its slice, in the order in which microbatches

@@ -179,7 +179,7 @@ class _Labeller:
     def stages(self, number: int, spec: PipelineSpec | None) -> dict[MeshSpec, int]:
         """The stage of each slice: what the pipeline says, or the longest way to it through other slices."""
         if spec is not None and spec.meshes:
-            return {mesh: stage for mesh, (stage, _) in zip(spec.meshes, spec.places(), strict=True)}
+            return spec.stages()
         edges = self.edges[number] if self.is_forward[number] else self.returns[number]
         before = {mesh: {a for a, b in edges if b == mesh} for mesh in self.meshes[number]}
         stage: dict[MeshSpec, int] = {}

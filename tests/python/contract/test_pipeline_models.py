@@ -364,7 +364,7 @@ def test_what_is_no_pipeline(add: Any) -> None:
     for change, message in (
         ({"stages": []}, "stages of pipeline 'm': expected a list of placed functions, got []"),
         ({"stages": stages[0]}, "stages of pipeline 'm': expected a list of placed functions, got <pw.jit 'f0'"),
-        ({"stages": [stages[0], layer]}, "stages[1] of pipeline 'm': expected a placed function, pw.jit(fun, "),
+        ({"stages": [stages[0], 3]}, "stages[1] of pipeline 'm': expected a placed function, pw.jit(fun, "),
         ({"stages": [*stages, stages[0]]}, "stages[0] and stages[3] of pipeline 'm' are on slice"),
         ({"microbatches": 0}, "microbatches of pipeline 'm': expected an integer of at least 1, got 0"),
         ({"microbatches": True}, "expected an integer of at least 1, got True"),
