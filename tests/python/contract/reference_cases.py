@@ -160,6 +160,18 @@ def sums_gradients_in_a_reference(first: Make, second: Make, program: Make) -> l
     return [w, values, sums[...], *f(w, rows)]
 
 
+def takes_the_gradient_itself(first: Make, second: Make, program: Make) -> list[Any]:
+    sums = jax.new_ref(jnp.zeros(4))
+
+    def step(sums: Any, v: Any) -> Any:
+        value, pull = jax.vjp(lambda v: (v**2).sum(), v)
+        pull.with_refs(sums)(1.0)  # JAX adds the gradient to the reference
+        return value
+
+    f = program(first(step))
+    return [f(sums, X), f(sums, ONES), sums[...]]
+
+
 def has_a_custom_rule(first: Make, second: Make, program: Make) -> list[Any]:
     seen = jax.new_ref(jnp.zeros(4))
 
@@ -238,6 +250,7 @@ CASES = {
         branches,
         differentiates,
         sums_gradients_in_a_reference,
+        takes_the_gradient_itself,
         has_a_custom_rule,
         batches,
         draws_numbers,

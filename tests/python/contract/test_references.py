@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec as P
 from reference_cases import CASES, ONES, X
 
@@ -128,6 +129,10 @@ def test_a_call_that_is_refused_changes_nothing(here: Any) -> None:
             pw.jit(result, devices=here)()
     with pytest.raises(errors.EffectError, match="freeze"):
         pw.program(lambda: jax.freeze(r))()
+    forward = jax.custom_jvp(lambda v: (r.addupdate(v), v)[1])
+    forward.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    with pytest.raises(errors.EffectError, match="custom_jvp_call"):  # as jax.jit
+        pw.program(forward)(X)
     with pytest.raises(errors.ProgramError, match="put its value"):
         pw.device_put(r, here)
     with pytest.raises(errors.ProgramError, match="put the value"):
@@ -284,6 +289,30 @@ def test_what_was_compiled_for_a_reference(here: Any) -> None:
         compiled(X, X)
     with pytest.raises(errors.ProgramError, match=r"argument v: compiled for an array, got Ref"):
         compiled(r, jax.new_ref(jnp.ones(4)))
+
+
+def test_beside_a_variable(here: Any) -> None:
+    r, v = jax.new_ref(jnp.zeros(4)), pw.Variable(ONES, here, name="v")
+    seen: list[Any] = []
+    double = pw.jit(lambda x: (r.addupdate(x), x * 2)[1], devices=here)
+
+    def step(act: Any) -> Any:
+        def body() -> Any:
+            v.value = double(v.value)
+            act(v.value)
+            return v.value.sum()
+
+        return pw.program(body)
+
+    f = step(lambda x: jax.debug.callback(lambda each: seen.append(np.asarray(each)), x))
+    same(f(), 8)
+    same(f(), 16)
+    jax.effects_barrier()
+    same(seen, [ONES * 2, ONES * 4])
+    with pytest.raises(errors.EffectError, match="ErrorEffect"):
+        step(lambda x: checkify.check(x.sum() > 0, "too small"))()
+    same(r[...], ONES * 3)
+    same(v.value, ONES * 4)
 
 
 def test_two_programs_by_several_threads(here: Any) -> None:
