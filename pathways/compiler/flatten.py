@@ -35,7 +35,7 @@ def flatten(traced: Traced, unroll: int = UNROLL, chunks: int = 1) -> FlatProgra
         CallbackError: a callback of a kind that hosts cannot make.
         EffectError: another effect that we do not run.
         TraceError: a traced value escaped from its function.
-        ProgramError: a placed call or a device_put inside a shard_map, or inside a loop with a batched test.
+        ProgramError: a placed call or a device_put inside a shard_map, say, which is one computation.
     """
     closed = traced.jaxpr
     _refuse(closed, traced.name)

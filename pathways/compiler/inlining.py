@@ -245,28 +245,40 @@ class Inliner:
         return results
 
     def _while(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
-        """A loop whose test stands before it, for the first iteration, and at the end of its body, for the next one."""
+        """A loop whose test stands before it, for the first iteration, and at the end of its body, for the next one.
+
+        If `jax.vmap` has batched the test, the loop goes on while the test of any element holds, and carries the tests:
+        an element whose test does not hold stays as it is.
+        """
         test, once = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
         tested = eqn.params["cond_nconsts"]
         constants = inputs[: tested + eqn.params["body_nconsts"]]
         carry = inputs[len(constants) :]
-        if _jaxlib.opened(test)[0].outvars[0].aval.shape:
-            raise errors.ProgramError(
-                f"program {self.name!r}: jax.vmap batches the test of a jax.lax.while_loop with placed functions "
-                "inside; expected one test for the whole batch. Call the loop once per element, or put the whole of it "
-                "into one placed function"
-            )
-        (go,) = self._inlined(test, [*constants[:tested], *carry], derivatives, derivatives)
+        tests = self._inlined(test, [*constants[:tested], *carry], derivatives, derivatives)
+        go = tests[0]
+        if go.aval.shape:
+            (go,) = self.operate(operations(jnp.any, [go.aval]), tests)
+        else:
+            tests = []
         if isinstance(go, _jaxlib.Literal) and not go.val:
             return carry
-        nested, arguments = self._nested(constants, [v.aval for v in carry])
-        given = arguments[len(constants) :]
+        nested, arguments = self._nested(constants, [v.aval for v in (*carry, *tests)])
+        given = arguments[len(constants) : len(constants) + len(carry)]
         results = nested._inlined(once, [*arguments[tested : len(constants)], *given], derivatives, derivatives)
+        if tests:
+            results = [
+                nested.operate(operations(_if_each, [arguments[-1].aval, v.aval, v.aval]), [arguments[-1], new, v])[0]
+                for new, v in zip(map(nested.whole, results), given, strict=True)
+            ]
         again = nested._inlined(test, [*arguments[:tested], *results], derivatives, derivatives)
+        if tests:
+            results += again
+            again = nested.operate(operations(jnp.any, [again[0].aval]), again)
         fixed = _variables(constants)
         body = nested._body([*again, *results])
-        control = Control(ControlKind.WHILE, "jax.lax.while_loop", [body], len(fixed), len(carry))
-        return self._control(eqn, control, [go, *fixed, *carry], derivatives)
+        control = Control(ControlKind.WHILE, "jax.lax.while_loop", [body], len(fixed), len(results))
+        types = [v.aval for v in (*carry, *tests)]
+        return self._control(eqn, control, [go, *fixed, *carry, *tests], derivatives, types)[: len(carry)]
 
     def _cut(self, scan: Scan, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
         """A scan as several loops, one after the other. What it stacks is `Joined`, so that a piece can be offloaded
@@ -369,6 +381,11 @@ class Inliner:
         self._copies.pop()
         outvars = eqn.outvars[scan.carry :]
         return [*carry, *(Stacked(tuple(list_), v.aval) for list_, v in zip(stacked, outvars, strict=True))]
+
+
+def _if_each(tests: Any, new: Any, old: Any) -> Any:
+    """Of each element of a batch: the new value if its test holds, else the old one."""
+    return jax.lax.select_n(jax.lax.broadcast_in_dim(tests, old.shape, range(tests.ndim)), old, new)
 
 
 def _has_runs(body: FlatProgram) -> bool:

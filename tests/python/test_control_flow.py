@@ -307,14 +307,6 @@ def test_a_schedule_needs_what_is_known() -> None:
     assert text.startswith("ScheduleError") and "17 iterations" in text and "unroll=" in text
 
 
-def test_batched_tests_are_refused() -> None:
-    def loop(f: Any, x: Any) -> Any:
-        return jax.lax.while_loop(lambda c: c.sum() < 9, f, x)
-
-    text = refused(lambda x: jax.vmap(lambda y: loop(lambda c: PLACED.f(x, c), y))(x[None] * X[0][:, None, None]), X)
-    assert text.startswith("ProgramError") and "jax.vmap" in text and "jax.lax.while_loop" in text
-
-
 def test_jax_refuses_bodies_that_change_types_and_tests_that_are_no_truth_value() -> None:
     f = PLACED.f
     for fun in (

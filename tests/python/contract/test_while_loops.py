@@ -201,6 +201,33 @@ def test_an_endless_loop_ends_at_its_deadline(add: Any, quiet: Any) -> None:
     quiet(back_to=before)
 
 
+def test_a_batch_of_loops_goes_on_for_each_element_as_its_test_says(add: Any) -> None:
+    f, g = (pw.jit(lambda x, n=n: x * 1.5 + n, devices=add(1)) for n in range(2))
+
+    def loops(f: Any, g: Any, xs: Any, keys: Any) -> Any:
+        def turn(state: Any) -> Any:
+            count, x, key = state
+            return count + 1, g(f(x)), jax.random.split(key)[0]
+
+        start = lambda x, key: jax.lax.while_loop(lambda s: s[1].sum() < 100, turn, (0, x, key))
+        counts, xs, keys = jax.vmap(start)(xs, keys)
+        return counts, xs, jax.random.key_data(keys)
+
+    def bounded(f: Any, g: Any, xs: Any) -> Any:
+        last = jax.vmap(lambda x: pw.while_loop(lambda x: x.sum() < 50, lambda x: g(f(x)), x, max_iterations=9))(xs)
+        return last.sum()
+
+    xs = np.float32([[1, 2], [50, 60], [3, 90], [0, 0]])
+    keys = jax.random.split(jax.random.key(0), 4)
+    plain = [lambda x, n=n: x * 1.5 + n for n in range(2)]
+    for got, want in zip(
+        pw.program(lambda xs, keys: loops(f, g, xs, keys))(xs, keys), loops(*plain, xs, keys), strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+    got = pw.program(jax.grad(lambda xs: bounded(f, g, xs)))(xs)
+    np.testing.assert_allclose(np.asarray(got), jax.grad(lambda xs: bounded(*plain, xs))(xs), rtol=1e-5)
+
+
 def test_an_endless_loop_ends_at_ctrl_c(add: Any, quiet: Any) -> None:
     program = endless(add)
     with pytest.raises(pw.errors.DeadlineExceededError):
