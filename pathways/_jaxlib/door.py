@@ -48,6 +48,7 @@ from pathways._jaxlib.jaxprs import (
     equation_context,
     evaluated,
     extend_jit,
+    in_low_terms,
     is_jaxpr,
     is_plain_parameter,
     is_transposed,

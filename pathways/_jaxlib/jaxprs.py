@@ -130,6 +130,13 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
+def in_low_terms(closed: Any) -> Any:
+    """A closed jaxpr without the equations that only say what they are made of, such as `jax.lax.custom_root` since JAX
+    0.12: what they are made of stands in their place.
+    """
+    return partial_eval.lower_jaxpr2(closed) if getattr(closed, "is_high", False) else closed
+
+
 def solver_of(eqn: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
     """What an equation of `jax.lax.custom_linear_solve` computes: a closed jaxpr, and which of `inputs` it takes."""
     counts = eqn.params["const_lengths"]

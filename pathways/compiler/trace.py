@@ -243,7 +243,7 @@ def trace(
     # process is not the mesh of a slice.
     with jax.disable_jit(False), _jaxlib.no_mesh():
         try:
-            made = _discharged(jax.make_jaxpr(flat)(*structs[0], **structs[1]), name)
+            made = _discharged(_jaxlib.in_low_terms(jax.make_jaxpr(flat)(*structs[0], **structs[1])), name)
         except RuntimeError as error:
             if isinstance(error, errors.PathwaysError) or "set_mesh" not in str(error):
                 raise
