@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import pathways as pw
 from pathways import errors
@@ -55,13 +58,46 @@ WAITS = """
 """
 
 
+#: A client with a loop over two slices, in the middle of which it is asked; it answers at once.
+LOOPS = """
+    import sys, threading, time
+    import jax, numpy as np
+    import pathways as pw
+    from jax.experimental import io_callback
+
+    asked = threading.Event()
+
+    def note(v):
+        if v == 20:
+            print("asked", flush=True)
+            asked.set()
+
+    cluster = pw.connect(sys.argv[1])
+    devices = pw.make_virtual_device_set(cluster)
+    f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(devices=n)) for n in (int(sys.argv[2]), 1))
+
+    def turn(_, x):
+        x = f(x)
+        io_callback(note, None, x, ordered=True)
+        return g(x) - 1
+
+    y = pw.program(lambda x: jax.lax.fori_loop(0, 100_000, turn, x))(np.float32(0))
+    print("submitted", flush=True)
+    if sys.argv[3] == "close":
+        asked.wait()
+        cluster.close()
+    while True:
+        time.sleep(0.1)
+"""
+
+
 @pytest.fixture
 def other() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """`other(cluster, devices, what)`: that client, once it has been asked."""
     with contextlib.ExitStack() as stack:
 
-        def begin(cluster: Any, devices: int, what: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", textwrap.dedent(WAITS), cluster.address, str(devices), what]
+        def begin(cluster: Any, devices: int, what: str, program: str = WAITS) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", textwrap.dedent(program), cluster.address, str(devices), what]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             stack.callback(process.communicate)
             stack.callback(process.kill)
@@ -92,6 +128,71 @@ def test_a_client_that_goes_leaves_nobody_waiting(other: Any, local_cluster: Any
     for value in waiting:
         np.testing.assert_array_equal(np.asarray(value), X + 21)
     assert [host["pid"] for host in local_cluster.stats()["hosts"]] == pids
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(0.5)
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("how", ["kill", "interrupt", "close"])
+def test_a_client_that_goes_in_the_middle_of_its_loop(other: Any, local_cluster: Any, devices: int, how: str) -> None:
+    """A loop of another client on the same hosts goes on, and is called once for each iteration, in order."""
+    pids = [host["pid"] for host in local_cluster.stats()["hosts"]]
+    slices = [pw.make_virtual_device_set(local_cluster).add_slice(devices=n) for n in (4, 1)]
+    f, g = (pw.jit(lambda x: x + 1, devices=slice_) for slice_ in slices)
+    seen: list[float] = []
+
+    def turn(_: Any, x: Any) -> Any:
+        x = f(x)
+        io_callback(lambda v: seen.append(float(v)), None, x, ordered=True)
+        return g(x) - 1
+
+    run = pw.program(lambda x: jax.lax.fori_loop(0, 200, turn, x))
+    run.lower(np.float32(0)).compile()
+    process = other(local_cluster, devices, how, LOOPS)
+    y = run(np.float32(0))
+    if how != "close":
+        process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
+    assert float(y) == 200
+    jax.effects_barrier()
+    assert seen == [float(n) for n in range(1, 201)]
+    assert [host["pid"] for host in local_cluster.stats()["hosts"]] == pids
+
+
+@pytest.mark.slow
+def test_a_host_that_is_lost_in_the_middle_of_a_loop() -> None:
+    """ERR-2: the loop fails, its client is called no more, and a loop on the other island goes on."""
+    with pw.connect(pw.LocalCluster(2, 1, 1, platform="cpu")) as cluster:
+        devices = pw.make_virtual_device_set(cluster)
+        steps = [pw.jit(lambda x: x + 1, devices=devices.add_slice(devices=1, island=n)) for n in range(2)]
+        seen: list[list[float]] = [[], []]
+
+        def program(n: int) -> Any:
+            def turn(_: Any, x: Any) -> Any:
+                x = steps[n](x)
+                io_callback(lambda v: seen[n].append(float(v)), None, x)
+                return x
+
+            return pw.program(lambda x: jax.lax.fori_loop(0, 2000, turn, x))
+
+        runs = [program(n) for n in range(2)]
+        for run in runs:
+            run.lower(np.float32(0)).compile()
+        lost, whole = (run(np.float32(0)) for run in runs)
+        while len(seen[0]) < 50:
+            time.sleep(0.01)
+        os.kill(cluster.stats()["hosts"][0]["pid"], signal.SIGKILL)
+        with pytest.raises(errors.HostLostError, match="SIGKILL"):
+            np.asarray(lost)
+        assert float(whole) == 2000
+        with pytest.raises(errors.HostLostError):
+            jax.effects_barrier()
+        assert seen[1] == [float(n) for n in range(1, 2001)]
+        assert seen[0] == [float(n) for n in range(1, len(seen[0]) + 1)] and len(seen[0]) < 2000
+        cluster.wait_for(2)
+        seen[0].clear()
+        assert float(program(0)(np.float32(0))) == 2000
+        jax.effects_barrier()
+        assert len(seen[0]) == 2000
 
 
 def test_big_arrays_and_many_calls_at_once(local_cluster: Any) -> None:
