@@ -64,7 +64,6 @@ cdef class Buffer:
     cdef Call maker                   # the call that made it
     cdef uint32_t place               # which result of that call it is
     cdef readonly bint is_inline     # READ-1: its value comes with its completion
-    cdef readonly bint timed          # the run that makes it has a deadline
     cdef uint64_t seen                # number (see `_donating`) of the last donating call that has it as an argument
 
     def __dealloc__(self):

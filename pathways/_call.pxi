@@ -23,14 +23,63 @@ cdef object _STALE = Refusal.STALE
 cdef object _SHARED = Refusal.SHARED
 
 
+_here = _thread_local()  # `deadline`: of the call that this thread makes, if that has one
+
+
 cdef class Deadline:
-    """How long runs of one program may take, and the error text of those that take longer (DEAD-1)."""
+    """How long calls of one program may take, and the error text of those that take longer (DEAD-1). `begin` makes the
+    one of a call, for a `with` statement around it: whatever this thread waits for inside ends when it passes.
+    """
     cdef int64_t nanos
+    cdef int64_t at_ns                  # of a call: when it passes
     cdef ErrorText text
+    cdef str words                      # the same text
 
     def __init__(self, double seconds, str text not None):
         self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # 1e18 ns (31 years): as good as no limit
         self.text = make_error_text(text.encode())
+        self.words = text
+
+    def begin(self):
+        """The deadline of a call that begins now."""
+        cdef Deadline begun = Deadline.__new__(Deadline)
+        begun.nanos = self.nanos
+        begun.at_ns = monotonic_ns() + self.nanos
+        begun.text = self.text
+        begun.words = self.words
+        return begun
+
+    def __enter__(self):
+        _here.deadline = self
+        return self
+
+    def __exit__(self, *_):
+        _here.deadline = None
+
+    def left(self):
+        """Seconds until it passes; 0 when it has passed."""
+        return max(0, self.at_ns - monotonic_ns()) * 1e-9
+
+    def passed(self, str doing not None):
+        """The error of a call that was still `doing` something when its deadline passed."""
+        from pathways.errors import DeadlineExceededError
+        return DeadlineExceededError(f"{self.words.partition(': ')[2]}; it was still {doing}")
+
+
+def deadline_here():
+    """The deadline of the call that this thread makes; None: it has none."""
+    return getattr(_here, "deadline", None)
+
+
+def check_deadline(str doing not None):
+    """Call it between two waits. `doing`: what this thread waits for.
+
+    Raises:
+        DeadlineExceededError: the deadline of the call that this thread makes has passed.
+    """
+    cdef Deadline deadline = getattr(_here, "deadline", None)
+    if deadline is not None and monotonic_ns() >= deadline.at_ns:
+        raise deadline.passed(doing)
 
 
 cdef class Call:
@@ -176,8 +225,11 @@ cdef class Call:
         return None
 
     def __call__(self, list leaves not None, Deadline deadline=None):
-        """Submits one run and returns its results as a list, or a `Refusal`. The run must be over when `deadline`,
-        counted from now, has passed.
+        """Submits one run and returns its results as a list, or a `Refusal`. The run must be over when `deadline` has
+        passed.
+
+        Raises:
+            DeadlineExceededError: other runs have left no room for this one until then.
         """
         cdef int64_t at_ns = 0
         cdef Py_ssize_t i, n
@@ -193,7 +245,7 @@ cdef class Call:
         cdef uint64_t* results = few
         cdef vector[uint64_t] mask
         if deadline is not None:
-            at_ns = monotonic_ns() + deadline.nanos
+            at_ns = deadline.at_ns
         if self.closed_over:
             leaves = leaves + self.closed_over
         n = len(self.layouts)
@@ -234,7 +286,6 @@ cdef class Call:
             (<Buffer>out[i]).run = tag
             (<Buffer>out[i]).maker = self
             (<Buffer>out[i]).place = <uint32_t>i
-            (<Buffer>out[i]).timed = at_ns != 0
         if mask.size() != 0:
             for i in range(n):
                 (<Buffer>out[i]).is_inline = mask[i // 64] >> (i % 64) & 1

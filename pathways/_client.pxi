@@ -106,6 +106,7 @@ cdef class Client:
         if self.closed:
             self.check_alive()
         while self.moving and self.mover != PyThread_get_thread_ident():
+            check_deadline("waiting for a slice that moves")
             _sleep(0.001)
 
     def enter(self):
@@ -175,8 +176,9 @@ cdef class Client:
                 _interrupts.let_go()
 
     cdef make_room(self):
-        """Waits for credit, ring space or futures; raises when the cluster is gone."""
+        """Waits for credit, ring space or futures; raises when the cluster is gone, or this thread's deadline."""
         self.check_alive()
+        check_deadline("waiting for room among the runs under way")
         self.core.get().flush()
         self.pause(0.001 if self.host is not None else _LOOK_NS * 1e-9)
 
@@ -205,12 +207,14 @@ cdef class Client:
             return PENDING
         return READY if state == FutureState.kReady else (FAILED if state == FutureState.kFailed else RELEASED)
 
-    cpdef str wait_raw(self, uint64_t raw, double timeout=-1.0):
+    cpdef str wait_raw(self, uint64_t raw, double timeout=-1.0, uint64_t source=0):
         """Waits for a future. Returns "ready", "failed" or "released"; "pending" when `timeout` seconds are over.
 
-        A negative timeout sets no limit. Ctrl-C ends only the wait. Raises when the cluster is gone.
+        `source`: the array that this future reads; when the array has failed, the answer is "failed", whatever came of
+        the future (END-1). A negative timeout sets no limit. Ctrl-C ends only the wait. Raises when the cluster is gone.
         """
         cdef Handle handle = _handle(raw)
+        cdef Handle read = _handle(source)
         cdef FutureState state
         cdef int64_t end = 0 if timeout < 0 else monotonic_ns() + <int64_t>(min(timeout, 1e9) * 1e9)
         cdef int64_t piece, left
@@ -224,6 +228,8 @@ cdef class Client:
             self.core.get().flush()
         while True:
             self.core.get().poll_inbox()
+            if source != 0 and self.core.get().poll(read) == FutureState.kFailed:
+                return FAILED
             state = self.core.get().poll(handle)
             if state == FutureState.kReady:
                 return READY
@@ -244,7 +250,7 @@ cdef class Client:
             else:
                 with nogil:
                     self.core.get().wait(handle, nanoseconds(piece),
-                                         SpinPolicy.await_answer() if is_brief else SpinPolicy.adaptive())
+                                         SpinPolicy.await_answer() if is_brief else SpinPolicy.adaptive(), read)
                 if is_brief and self.core.get().poll(handle) == FutureState.kPending:
                     is_brief = False
                     self.core.get().flush()  # else the releases would be held back during the whole wait
@@ -259,9 +265,18 @@ cdef class Client:
         return self.wait_raw(buffer.handle, timeout)
 
     def error_text(self, uint64_t raw):
-        """The error text of a failed future."""
+        """The error text of a failed future. The failure counts as read (UNREAD-1)."""
         self.core.get().poll_inbox()  # its deadline may have passed since the last poll (DEAD-1)
         return self.core.get().error_of(_handle(raw)).decode("utf-8", "replace")
+
+    def take_unread(self, bint all):
+        """What has failed and was read by nobody, to be told now: of each the error text, and how many arrays had it.
+        `all`: also of arrays that are still there.
+        """
+        cdef vector[UnreadFailure] unread
+        self.core.get().poll_inbox()
+        unread = self.core.get().take_unread(all)
+        return [(unread[i].text.decode("utf-8", "replace"), unread[i].futures) for i in range(unread.size())]
 
     def new_array(self, Layout layout not None):
         """A new pending array. The hosts of its layout will complete its parts.

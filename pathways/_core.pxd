@@ -373,6 +373,9 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         uint64_t bytes
         uint64_t borrowers
         uint32_t others
+    cdef cppclass UnreadFailure "pathways::Failures::Unread":
+        string text
+        uint64_t futures
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, const StatusBlock*, DoorbellWord*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
@@ -390,11 +393,12 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         void flush() except +
         void poll_inbox() except +
         FutureState poll(Handle)
-        FutureState wait(Handle, nanoseconds, SpinPolicy)
+        FutureState wait(Handle, nanoseconds, SpinPolicy, Handle)
         void wait_room(nanoseconds, SpinPolicy)
         ClusterStatus cluster_status()
         string cluster_failure() except +
         string error_of(Handle) except +
+        vector[UnreadFailure] take_unread(cbool) except +
         uint64_t losses()
         uint64_t in_flight()
         void settle_forks()

@@ -38,6 +38,7 @@ cdef class Host:
     cdef vector[PyObject*] fast                  # by plan: the same tuple, as a borrowed reference
     cdef vector[Value] scratch
     cdef bint stopping
+    cdef int64_t polled_since                    # of `wait_oldest`, as in `run`
     cdef object failure                          # the exception of the last error
     cdef dict read_backs                         # by (sharding, shape, dtype): the recipe, see _read_back
     cdef readonly uint32_t number
@@ -294,12 +295,15 @@ cdef class Host:
         self.core.get().ring()
 
     cdef wait_oldest(self, Client client, double seconds):
-        """Embedded: waits until something under way is done, at most about `seconds`. When only one value is pending
-        and no deadline is set, it waits for that value without a limit.
+        """Embedded: waits until something under way is done, at most about `seconds`: the caller looks for signals, and
+        whether another thread has cancelled or closed what it waits for (END-1).
+
+        As in `run`, this thread first polls some times itself: most values are ready before a watcher would sleep.
         """
         cdef uint32_t ticket = self.core.get().ticket()
         cdef double limit = min(seconds, 0.001)
         cdef int64_t due = client.controller.next_deadline_ns()
+        cdef int64_t begin
         cdef bint moved = True
         if client.pumping:  # another thread is inside a step, and its call into JAX released Python's lock
             with nogil:
@@ -314,12 +318,18 @@ cdef class Host:
             if holds:
                 _interrupts.let_go()
         if moved:
+            self.polled_since = 0
             return
         self.core.get().executor().watched(&self.scratch)
-        if self.scratch.size() == 1 and due == INT64_MAX:
-            self.driver.watchers.block(<object><PyObject*>self.scratch[0])
-            return
         if not self.scratch.empty():  # wait for the first value or deadline (DEAD-1)
+            begin = monotonic_ns()
+            if self.polled_since == 0:
+                self.polled_since = begin
+            if begin - self.polled_since < _POLL_NS:
+                with nogil:
+                    self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.check_once())
+                return
+            self.polled_since = 0
             self.driver.watchers.arm([<object><PyObject*>value for value in self.scratch])
             limit = seconds
             if due != INT64_MAX:

@@ -116,9 +116,7 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
   cancels_.publish();
   bell_->ring();
   for (uint64_t raw : results) {
-    if (table_->poll(Handle{raw}) != FutureState::kPending) continue;
-    errors_[raw] = text;
-    (void)table_->fail(Handle{raw});
+    if (table_->fail(Handle{raw}) == Completion::kReady) failures_.add(Handle{raw}, text, monotonic_ns());
   }
   return Status::kOk;
 }
@@ -160,7 +158,7 @@ Status Client::command(CommandKind kind, uint32_t group, Handle handle, Handle t
 }
 
 void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
-  if (!errors_.empty()) errors_.erase(handle.raw);
+  if (!failures_.is_empty()) failures_.release(handle);
   if (!too_late_.empty()) too_late_.erase(handle.raw);
   if (recent_ == nullptr || recent_group_ != group) {
     recent_ = &releases_[group];
@@ -174,7 +172,7 @@ void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
 }
 
 void Client::forget(Handle handle) {
-  errors_.erase(handle.raw);
+  failures_.forget(handle, poll(handle) == FutureState::kPending);
   (void)table_->release(handle);
 }
 
@@ -216,7 +214,7 @@ void Client::pass_deadlines(int64_t now_ns) {
     timed_.pop_back();
     const auto words = too_late_.find(handle.raw);
     if (words == too_late_.end() || table_->fail(handle) != Completion::kReady) continue;  // it was over in time
-    errors_.insert_or_assign(handle.raw, *words->second);
+    failures_.add(handle, *words->second, now_ns);
   }
   next_deadline_.store(timed_.empty() ? INT64_MAX : timed_.front().at_ns, std::memory_order_relaxed);
 }
@@ -268,15 +266,29 @@ void Client::take_failure(std::span<const std::byte> bytes) {
              state == FutureState::kPending || state == FutureState::kFailed) {
     // The first outcome and the first text stay. A controller on another machine does not know what is ready, so it
     // may report what is.
-    errors_.emplace(record.handle, std::move(why));
+    // Nobody can read it any more if only the command that releases it has not been sent yet (UNREAD-2).
+    const bool is_released = std::any_of(releases_.begin(), releases_.end(), [&](const auto& held) {
+      const std::vector<uint64_t>& raws = held.second.handles;
+      return std::find(raws.begin(), raws.end(), record.handle) != raws.end();
+    });
+    if (is_released) {
+      failures_.add_released(handle, std::move(why), monotonic_ns());
+    } else {
+      failures_.add(handle, std::move(why), monotonic_ns());
+    }
     (void)table_->fail(handle);
+  } else if (state == FutureState::kFree) {
+    failures_.add_released(handle, std::move(why), monotonic_ns());
   }
 }
 
-FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin) {
+FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin, Handle source) {
   DoorbellWord& bell = table_->doorbell();
-  const uint32_t ticket = bell.ticket();
+  const uint32_t ticket = bell.ticket();  // END-1a: before the bits
   if (!table_->mark_waited(handle)) return table_->poll(handle);
+  if (source.valid() && !table_->mark_waited(source) && table_->poll(source) == FutureState::kFailed) {
+    return table_->poll(handle);
+  }
   // SYNC client/delivered: pairs with Controller::flush(), which rings after it. A record that comes later
   // rings, and so ends the wait on this ticket.
   const bool has_messages = block_->delivered.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
@@ -307,11 +319,6 @@ void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
   if (block_->retired.load(std::memory_order_seq_cst) < wanted && cluster_status() == ClusterStatus::kUp) {
     (void)bell.wait(ticket, timeout, spin);
   }
-}
-
-std::string Client::error_of(Handle handle) const {
-  const auto found = errors_.find(handle.raw);
-  return found == errors_.end() ? std::string() : found->second;
 }
 
 }  // namespace pathways

@@ -12,6 +12,14 @@
 /// DEAD-1: the controller enforces deadlines, but it may not have read a run yet (FLOW-1, or the client is suspended).
 /// So the client checks its own deadlines too, whenever it polls its inbox.
 ///
+/// END-1: a read of an array waits for two futures: the one that the hosts complete when they have written the bytes,
+/// and the array itself, its source. A host may not know yet that the array has failed here: by a cancel, by a deadline,
+/// or because the notice of a lost host came first. So a read ends when either of them ends.
+///   END-1a  Before a thread sleeps, both futures have their waited bit, or are not pending. The thread drew its ticket
+///           before. So whoever ends one of them later rings, and this ring ends the sleep: no order of the two loses it.
+///   END-1b  A failed source decides, whatever came of the bytes: so all readers of an array get one outcome.
+///   END-1c  A source that was released says nothing any more (FUT-3): then the bytes alone decide.
+///
 /// Threading: `submit`, `release`, `command`, `flush`, `cancel`, `poll_inbox` and the error texts by one thread at a
 /// time (Python's lock ensures it). `wait*`, `in_flight` and `cluster_status` by any thread; they call no callbacks.
 #pragma once
@@ -25,6 +33,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/failures.h"
 #include "memory/fork_holds.h"
 #include "messages/records.h"
 #include "messages/shared_segments.h"
@@ -89,7 +98,7 @@ class Client {
   /// The client will not name this handle again. Releases are sent in batches; a batch with many `bytes` (sizes of the
   /// buffers) is sent earlier.
   void release(Handle handle, uint32_t group, uint64_t bytes);
-  /// Returns a handle that no host knows to the table.
+  /// Returns a token, or a handle that no host knows, to the table.
   void forget(Handle handle);
   /// Sends the releases that are held back.
   void flush();
@@ -98,8 +107,9 @@ class Client {
   void poll_inbox();
   FutureState poll(Handle handle) const { return table_->poll(handle); }
   /// Waits until the future is no longer pending, a record from the controller has come, a deadline has passed, the
-  /// cluster has failed, or the time is over. Does not call poll_inbox.
-  FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin);
+  /// cluster has failed, or the time is over. Does not call poll_inbox. `source`: what the future reads, if it reads
+  /// something; its failure ends the wait too (END-1).
+  FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin, Handle source = {});
   /// Waits until a quarter of the window is free again, or the time is over.
   void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
 
@@ -114,8 +124,10 @@ class Client {
   /// released.
   const std::byte* read(Handle handle, size_t bytes) const { return read_back_->slot(handle, bytes); }
   bool has_read_back() const { return read_back_ != nullptr; }
-  /// Why a future failed; empty when the client has no error text for it.
-  std::string error_of(Handle handle) const;
+  /// Why a future failed; empty when the client has no error text for it. The failure counts as read (UNREAD-1).
+  std::string error_of(Handle handle) { return failures_.read(handle); }
+  /// What has failed and was read by nobody, to be told now; see Failures::take_unread.
+  std::vector<Failures::Unread> take_unread(bool all) { return failures_.take_unread(monotonic_ns(), all); }
   uint64_t in_flight() const {
     // SYNC client/retired: pairs with the controller's store. Reading an old value only delays credit.
     return submitted() - block_->retired.load(std::memory_order_acquire);
@@ -163,7 +175,7 @@ class Client {
   std::unordered_map<uint32_t, Releases> releases_;  ///< by group; no element is ever removed
   Releases* recent_ = nullptr;                       ///< of the last release
   uint32_t recent_group_ = 0;
-  std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
+  Failures failures_;
   uint64_t losses_ = 0;
   std::unordered_map<uint64_t, ErrorText> too_late_;  ///< by handle, of runs with deadlines
   struct Timed {

@@ -1,7 +1,8 @@
 /// Pulse: a thread of a host that counts up a word of the host's block, for as long as the process is not stopped.
 ///
-/// Why: nobody is told when a process is stopped or frozen. The agent of the host's machine looks at the word, and when
-/// it stays as it is, the agent counts the host as lost (pathways/agent/island.py). The thread needs neither Python's
+/// Why: nobody is told when a process is stopped or frozen. Who has started the host on its machine, the controller or
+/// the machine's agent, looks at the word, and kills the host when it stays as it is (pathways/process/pulses.py). The
+/// thread needs neither Python's
 /// lock nor the host's loop, both of which a computation may hold for long.
 #pragma once
 

@@ -20,13 +20,10 @@ from pathways.process import environment, log_files
 from pathways.process.config import ClusterOptions, HostConfig, load_host
 from pathways.process.fd_passing import Closed
 from pathways.process.host_processes import HostProcess, HostProcesses
+from pathways.process.pulses import SILENT, Pulses
 from pathways.protocol import agent_pb2 as pb
 
 START_TIMEOUT_S = 60.0
-#: Seconds between two looks at the hosts' pulses, and the looks in a row that must see no beat of a host that is lost.
-#: Looks are counted, not seconds: a machine that was stopped as a whole, and goes on, has lost no host.
-LOOK_S = 0.5
-LOOKS = 8
 FAR_RING_BYTES = 1 << 20
 
 Report = Callable[[pb.AgentReport], None]
@@ -35,6 +32,7 @@ Report = Callable[[pb.AgentReport], None]
 @dataclasses.dataclass
 class _Host:
     config: HostConfig
+    segment: Any
     process: HostProcess
     is_silent: bool = False  # killed because nothing had been heard of it
 
@@ -131,7 +129,7 @@ class IslandHosts:
         self._link.add_host(config.host, config.incarnation, segments[config.host], self._controller)
         log = log_files.host_log(self._directory, config.host, config.incarnation)
         process = self._processes.start_host(config, self._environment(config), log, token)
-        self._hosts[config.host] = _Host(config, process)
+        self._hosts[config.host] = _Host(config, segments[config.host], process)
         process.watch(self._loop, lambda: self._host_ended(config.host))
         started = pb.FarHostStarted(host=config.host, incarnation=config.incarnation, pid=process.pid)
         self._report(pb.AgentReport(started=started))
@@ -144,7 +142,7 @@ class IslandHosts:
         returncode = host.process.poll()
         text = host.process.log_tail()
         if host.is_silent:
-            text = f"Nothing had been heard of it for {LOOKS * LOOK_S:g} s. {text}"
+            text = f"{SILENT} {text}"
         self._tell_end(host.config, 0 if returncode is None else returncode, text)
 
     def _tell_end(self, config: HostConfig, returncode: int, text: str) -> None:
@@ -152,19 +150,13 @@ class IslandHosts:
         self._report(pb.AgentReport(ended=ended))
 
     async def watch_pulses(self) -> None:
-        """Kills hosts that are stopped or frozen, until it is cancelled."""
-        seen: dict[int, tuple[_Host, int, int]] = {}  # by number: the host, its last beat, and the looks since
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for number, host in list(self._hosts.items()):
-                beat = self._native.pulse_of(self._segments[number])
-                old, last, looks = seen.get(number, (None, 0, 0))
-                looks = looks + 1 if old is host and beat == last else 0
-                seen[number] = (host, beat, looks)
-                # While it starts, the controller waits for it.
-                if beat and looks == LOOKS:
-                    host.is_silent = True
-                    host.process.kill()
+        """Kills hosts that are stopped or frozen, until it is cancelled (END-1)."""
+
+        def silent(host: _Host) -> None:
+            host.is_silent = True
+            host.process.kill()
+
+        await Pulses(self._native.pulse_of).watch(lambda: list(self._hosts.values()), silent)
 
     def end_host(self, number: int, incarnation: int) -> None:
         """Kills a host, if this incarnation of it is there."""

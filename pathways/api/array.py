@@ -198,9 +198,6 @@ class Array(_Face):
                 raise self._failure()
             self.copy_to_host_async()
         fetched = self.cached
-        if self.timed and isinstance(fetched, ReadBack) and self.client.wait(self) == _FAILED:
-            self.cached = None  # its read-back may come long after its deadline
-            raise self._failure()
         if isinstance(fetched, (ReadBack, InlineResult)):
             self.cached = fetched = fetched.result(self)
         return fetched
@@ -274,7 +271,7 @@ class Array(_Face):
         """The value, if it is in this process's memory already; None otherwise. Waits for nothing and sends nothing."""
         fetched = self.cached
         if isinstance(fetched, ReadBack):
-            return fetched.result(self) if fetched.is_here() else None
+            return fetched.result(self) if fetched.is_here(self) else None
         if fetched is not None and not isinstance(fetched, InlineResult):
             return fetched
         client = self.client
@@ -290,7 +287,7 @@ class Array(_Face):
             return None
         fetch = self._read_back()  # the process is the host as well: nothing is transferred
         client.pump()
-        return fetch.result(self) if fetch.is_here() else None
+        return fetch.result(self) if fetch.is_here(self) else None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows: it would look for JAX's own ways to print a `jax.Array`."""
@@ -303,6 +300,8 @@ class Array(_Face):
             state = ", deleted"
         else:
             state = "" if self.client.closed or self.client.state(self) == _READY else f", {self.client.state(self)}"
+            if state == f", {_FAILED}":
+                self.client.error_text(self.raw_handle)  # who sees it here has read of the failure
             here = self._here()
             if isinstance(here, np.ndarray):
                 value = np.array2string(here, separator=", ", prefix="pw.Array(") + ", "

@@ -19,6 +19,7 @@ from pathways._core import Refusal
 from pathways.api import value_checks
 from pathways.api.array import Array
 from pathways.api.constants import Constants, kind_of
+from pathways.api.registration import CompositeRegistration, Registration, in_time
 from pathways.api.session import Session, current
 from pathways.api.signature import abstractify
 from pathways.api.slices import Slice
@@ -33,7 +34,7 @@ from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trace
 from pathways.plan.binding import BoundProgram, owners_of
-from pathways.plan.composite import composite_of, shared_values
+from pathways.plan.composite import shared_values
 
 _Result = TypeVar("_Result")
 #: How often a call is made again whose slices get another shape meanwhile.
@@ -48,6 +49,8 @@ class Lowering:
     program: LogicalProgram
     cluster: Session
     used: list[Slice]
+    #: What the hosts were still compiling when a deadline passed: the next `register` goes on there.
+    begun: list[tuple[Registration, BoundProgram]] = dataclasses.field(default_factory=list)
 
     def slices(self) -> list[Slice]:
         """Those of its meshes, in their order."""
@@ -77,13 +80,27 @@ class Lowering:
             )
 
     def register(self) -> tuple[Registration, BoundProgram]:
-        """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""
+        """Makes the program known to the hosts where its slices lie now; returns when they have compiled it.
+
+        END-1: the wait ends with the call's deadline, the cluster, a host that is lost meanwhile, and Ctrl-C.
+        """
         self.cluster.sweep()
         bound = self.bind()
-        if self.program.loops:
-            return CompositeRegistration(self.cluster, bound), bound
-        registration = Registration(self.cluster, self.program, bound)
-        self.cluster.control().wait_compiled(registration.number)
+        begun, self.begun[:] = list(self.begun), []
+        registration = next((each for each, on in begun if on.bindings == bound.bindings), None)
+        del begun
+        if registration is None:
+            kind = CompositeRegistration if self.program.loops else Registration
+            registration = kind(self.cluster, self.program, bound)
+        try:
+            registration.settle()
+        except errors.DeadlineExceededError:
+            self.begun.append((registration, bound))
+            raise
+        except errors.HostLostError:  # no successor of a host is to compile what may have ended the host
+            registration.drop()
+            self.cluster.sweep()
+            raise
         return registration, bound
 
     def compile(self, in_tree: Any) -> Compiled:
@@ -134,44 +151,6 @@ class Lowering:
             traced.argument_names,
         )
         return Compiled(call, in_tree, self, bound, registration, SentSnapshots(call, sent))
-
-
-class Registration:
-    """A program that hosts know. They forget it, in the order, after the last who can call it."""
-
-    def __init__(self, cluster: Session, program: LogicalProgram, bound: BoundProgram) -> None:
-        self._cluster = cluster
-        control = cluster.control()
-        if program.callbacks:
-            cluster.effects.callbacks.update(program.callbacks)
-            control.serve_callbacks(cluster.effects.callbacks)
-        self.program = program
-        self.group: int = control.group(bound.hosts())
-        self.number: int = control.register_program(program, bound.bindings)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
-
-
-class CompositeRegistration(Registration):
-    """A program with loops that the controller knows, and the hosts its plans."""
-
-    def __init__(self, cluster: Session, bound: BoundProgram) -> None:
-        self._cluster = cluster
-        control = cluster.control()
-        composite = composite_of(bound)
-        devices = dict(zip((mesh.name for mesh in bound.program.meshes), bound.bindings, strict=True))
-        self.plans: list[Registration] = []  # they are forgotten behind the composite, when this is dropped
-        for program in composite.plans:
-            bindings = tuple(devices[mesh.name] for mesh in program.meshes)
-            self.plans.append(Registration(cluster, program, BoundProgram(program, bindings, bound.devices_per_host)))
-        for plan in self.plans:
-            control.wait_compiled(plan.number)
-        self.group = control.group(bound.hosts())
-        self.number = control.register_composite(
-            bound.program.name, composite, [plan.number for plan in self.plans], self.group
-        )
 
 
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -235,6 +214,7 @@ class Compiled(Handle):
         with lowering.cluster.steady:
             call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
             lowering.cluster.compiled.add(self)
+        lowering.cluster.failures.watch()
 
     def resolve_if_fitting(
         self, refusal: Refusal, leaves: list[Any], has_home: bool, deadline: _core.Deadline | None
@@ -282,7 +262,7 @@ class Compiled(Handle):
     def _bind_again(self) -> None:
         """Lowers to the devices where its slices lie now: nothing is traced or partitioned."""
         cluster = self._lowering.cluster
-        with self._lock:
+        with in_time(self._lock):
             while self.call.stale:
                 registration, bound = self._lowering.register()
                 with cluster.steady:

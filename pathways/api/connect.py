@@ -15,7 +15,7 @@ import numbers
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pathways import _jaxlib, errors
@@ -237,6 +237,26 @@ class Cluster(HostsInUse):
             **stats,
         }
 
+    def on_failure(self, hook: Callable[[errors.PathwaysError], object]) -> Callable[[errors.PathwaysError], object]:
+        """Calls `hook(error)` once for each failure that nobody has read. Also a decorator.
+
+        A run may fail whose results nobody waits for: they were dropped, or the run was made for its callbacks. Such a
+        failure is told when the last of the arrays that have it is dropped, as asyncio tells of exceptions that nobody
+        retrieved: through `logging` (logger "pathways"), and so on stderr, and to each hook. A failure that several
+        arrays have, the results of a run and what depends on them, is told once; one that was read from any of them,
+        and a run that was cancelled, is not. `close` and the end of the process tell what is left.
+
+        Args:
+            hook: called on a thread of its own, about half a second later. What it raises is logged.
+
+        Returns:
+            The hook.
+        """
+        if not callable(hook):
+            raise errors.OptionError(f"on_failure expects a function of one error, got {hook!r}")
+        self.failures.add_hook(hook)
+        return hook
+
     # ---- moving
 
     def remap(self, slice: Slice, devices: Sequence[Device | int]) -> None:
@@ -348,6 +368,7 @@ class Cluster(HostsInUse):
             if self.native.closed:
                 return
             try:
+                self.failures.end()
                 if not self.is_embedded and self._control.alive():
                     self.native.flush()
             except errors.PathwaysError:

@@ -83,15 +83,17 @@ class SharedMemory(HostTransfer):
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
         nbytes = array.layout.cache.nbytes
-        block = self.allocate(max(nbytes, 1), f"reading {array!r}")
+        block = self.allocate(max(nbytes, 1), f"reading {array!r}", array)
         token = self._client.new_token(array.layout.parts)
         read_back = _SharedMemoryReadBack(self._client, token, block)  # owns the token, also if this fails
         self._client.fetch(array, token, payloads.fetch_arena(block.offset, nbytes), block)
         return read_back
 
-    def allocate(self, nbytes: int, what: object) -> _core.BlockView:
-        """A block of the client's shared memory; waits while others are released, and refuses what can never fit."""
-        block = allocate(self._client, nbytes, what)
+    def allocate(self, nbytes: int, what: object, array: Any = None) -> _core.BlockView:
+        """A block of the client's shared memory; waits while others are released, and refuses what can never fit. The
+        wait ends with `array`, if that fails (END-1).
+        """
+        block = allocate(self._client, nbytes, what, array)
         if nbytes >= BIG_BYTES:
             self._arena_trimmer.block_taken()
         return block
@@ -150,10 +152,10 @@ class ReadBack(abc.ABC):
     def _take(self, layout: _core.Layout) -> Any:
         """The value, which is there."""
 
-    def is_here(self) -> bool:
+    def is_here(self, array: Any) -> bool:
         """Whether the value has come; never waits."""
         return self._value is not None or (
-            not self._client.closed and self._client.wait_raw(self._token, 0.0) == _READY
+            not self._client.closed and self._client.wait_raw(self._token, 0.0, array.raw_handle) == _READY
         )
 
     def result(self, array: Any) -> Any:
@@ -164,7 +166,7 @@ class ReadBack(abc.ABC):
             return self._value
 
     def _wait(self, array: Any) -> Any:
-        if self._client.wait_raw(self._token) != _FAILED:
+        if self._client.wait_raw(self._token, source=array.raw_handle) != _FAILED:  # END-1
             return self._take(array.layout)
         text = self._client.error_text(self._token)
         array.cached = None
@@ -210,8 +212,10 @@ def value_of(layout: _core.Layout, data: Any) -> Any:
     return value if layout.dtype is kind.dtype else _jaxlib.from_physical(value, layout.dtype)
 
 
-def allocate(client: _core.Client, nbytes: int, what: object) -> _core.BlockView:
-    """A block of the client's shared memory; waits while others give theirs back, and refuses what can never fit."""
+def allocate(client: _core.Client, nbytes: int, what: object, array: Any = None) -> _core.BlockView:
+    """A block of the client's shared memory; waits while others give theirs back, and refuses what can never fit. The
+    wait ends with `array`, if that fails (END-1).
+    """
     capacity = client.arena_stats()[2]
     if nbytes > capacity:
         raise errors.ResourceExhaustedError(
@@ -224,6 +228,9 @@ def allocate(client: _core.Client, nbytes: int, what: object) -> _core.BlockView
             deadline = time.monotonic() + _PATIENCE_S
         client.flush()
         client.check_alive()
+        _core.check_deadline("waiting for room in this client's shared memory")
+        if array is not None and not array.is_deleted() and client.state(array) == _FAILED:
+            raise array._failure()
         client.pause(0.001)
         if time.monotonic() > deadline:
             raise errors.ResourceExhaustedError(

@@ -11,7 +11,8 @@ import functools
 import itertools
 from collections.abc import Callable
 
-from pathways.api.compiled import CompositeRegistration, Lowering
+from pathways.api.compiled import Lowering
+from pathways.api.registration import CompositeRegistration
 from pathways.compiler.ir import Computation, LogicalProgram
 from pathways.compiler.options import Options
 from pathways.plan.offloads import Curves

@@ -168,7 +168,7 @@ class _Job:
     def __init__(self) -> None:
         self.number = next(_jobs)
         self._groups: dict[tuple[Session, int], int] = {}  # how many hosts each has
-        self._tokens: list[tuple[Any, int]] = []
+        self._tokens: list[tuple[Any, int, Array | None]] = []  # each with the array that it reads
 
     def groups(self) -> Iterable[tuple[Session, int]]:
         """The groups of hosts that have a part in it."""
@@ -185,7 +185,7 @@ class _Job:
         """Asks a group's hosts for a task, with a buffer or without; `settle` waits for all that was asked."""
         client = group[0].native
         token = client.new_token(self._groups[group])
-        self._tokens.append((client, token))
+        self._tokens.append((client, token, array))
         client.command(_TASK, group[1], 0 if array is None else array.raw_handle, token, payload)
         return token
 
@@ -193,11 +193,12 @@ class _Job:
         """Waits until all is done that was asked; then raises the first error."""
         failed: errors.PathwaysError | None = None
         try:
-            for client, token in self._tokens:
-                if await settled(client, token) == "failed" and failed is None:
-                    failed = errors.from_text(client.error_text(token), errors.CheckpointError)
+            for client, token, array in self._tokens:
+                if await settled(client, token, array) == "failed" and failed is None:
+                    failed = _why(client, token, array)
         finally:
-            for client, token in self._tokens:
+            array = None
+            for client, token, _ in self._tokens:
                 client.forget_token(token)
             self._tokens = []
         if failed is not None:
@@ -240,10 +241,21 @@ def _is_storable(dtype: np.dtype) -> bool:
     return True
 
 
-async def settled(client: Any, raw: int) -> str:
-    """Waits for a future without holding up the loop, nor a Ctrl-C: "ready" or "failed"."""
+def _why(client: Any, token: int, array: Array | None) -> errors.PathwaysError:
+    if array is not None and not array.is_deleted() and client.state(array) == "failed":
+        failure = array._failure()
+        # orbax takes a TimeoutError for one of its own bounds, and would say so.
+        return errors.CheckpointError(str(failure)) if isinstance(failure, TimeoutError) else failure
+    return errors.from_text(client.error_text(token), errors.CheckpointError)
+
+
+async def settled(client: Any, raw: int, array: Array | None = None) -> str:
+    """Waits for a future, which may read an array (END-1), without holding up the loop, nor a Ctrl-C: "ready" or
+    "failed".
+    """
     pause = _PAUSE_S
-    while (state := client.wait_raw(raw, 0.0)) == "pending":
+    source = 0 if array is None else array.raw_handle
+    while (state := client.wait_raw(raw, 0.0, source)) == "pending":
         client.check_alive()
         if not client.pump():
             await asyncio.sleep(pause)

@@ -25,6 +25,7 @@ from pathways.api.closing_over import ClosesOver
 from pathways.api.compiled import Compiled, Lowering, current_shapes
 from pathways.api.lowered import Lowered, Tracing
 from pathways.api.lowering import lower
+from pathways.api.registration import in_time
 from pathways.api.schedule_plot import HasPath, SchedulePlot, make
 from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
@@ -96,6 +97,7 @@ class Program(Handle):
         )
         self._options = Options.of(options)
         self._compiled: dict[Hashable, Compiled] = {}
+        self._compiling: dict[Hashable, Lowering] = {}  # the last one that a deadline left to the hosts; or none
         self._last: Compiled | None = None  # what the last call ran; without static arguments only
         self._staged: Any = None  # see `_stage`
         #: With static arguments: by number and names of a call's arguments, see `_find_static`.
@@ -232,6 +234,9 @@ class Program(Handle):
     def with_timeout(self, seconds: float) -> TimedProgram:
         """This program with a deadline on its runs: `seconds` after the call, whatever is not there fails.
 
+        The time counts from the call on. A call that still waits then, for the hosts to compile or for room among the
+        runs under way, raises `DeadlineExceededError` itself. The hosts go on compiling, for a later call.
+
         A result that is late fails at once, for whoever waits for it or asks later, with `DeadlineExceededError`. A run
         that no host was granted yet is dropped; one that was goes on to its end on all its hosts, in its place in the
         order, and what it makes is freed with the results' arrays. What was submitted on top of a late result goes on
@@ -316,7 +321,7 @@ class Program(Handle):
         """Forgets what it has compiled and traced; the next call does both again."""
         # Without the lock, because `jax.clear_caches` may come from a thread that compiles another program.
         self._last = self._staged = None
-        self._compiled, self._routes = {}, {}
+        self._compiled, self._compiling, self._routes = {}, {}, {}
 
     def _static(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...], Sequence[str]]:
         """Of a call with `count` positional arguments: which are static, which are not, and the static names."""
@@ -349,11 +354,16 @@ class Program(Handle):
         except TypeError as error:
             raise errors.ProgramError(f"a static argument of program {self._name!r} is not hashable: {error}") from None
         if known is None:
-            with self._lock:
+            with in_time(self._lock):
                 known = self._known(key)
                 if known is None:
                     self._compiled = {each: is_for for each, is_for in self._compiled.items() if not is_for.is_outdated}
-                    known = self._lower(split).compile(split.tree)
+                    lowering = self._compiling.pop(key, None) or self._lower(split)
+                    try:
+                        known = lowering.compile(split.tree)
+                    except errors.DeadlineExceededError:
+                        self._compiling = {key: lowering}  # the hosts go on, for a call that comes later
+                        raise
                     known.asked = cluster
                     self._compiled[key] = known
         return known, split.leaves

@@ -22,7 +22,7 @@ from typing import Any
 
 from pathways import _core, errors
 from pathways.api.array import Array
-from pathways.api.compiled import Registration
+from pathways.api.registration import Registration
 from pathways.api.reshape import NewShape
 from pathways.api.session import Session
 from pathways.api.slices import Device, Slice
@@ -187,7 +187,7 @@ class _Move:
         )
         bound = BoundProgram(program, (self._old.devices, self._new.devices), control.topology.devices_per_host)
         registration = Registration(cluster, program, bound)
-        control.wait_compiled(registration.number)
+        registration.settle()
         call = _core.Call(cluster.native, registration.number, registration.group, inputs, outputs)
         fresh = call(list(arrays))
         assert isinstance(fresh, list), fresh

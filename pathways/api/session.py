@@ -14,6 +14,7 @@ from typing import Any
 from pathways import _core, errors
 from pathways.api.array import Array
 from pathways.api.effects import Effects
+from pathways.api.failures import UnreadFailures
 from pathways.api.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
 from pathways.api.slices import Device, Slice, VirtualDeviceSet
 from pathways.api.tracing import remember
@@ -68,6 +69,7 @@ class Session:
             else RELEASE_BYTES,
         )
         self.arena_trimmer = ArenaTrimmer(self.native)
+        self.failures = UnreadFailures(self.native)
         self.driver = None
         self.transfer: HostTransfer
         if self.is_embedded:

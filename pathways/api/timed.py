@@ -28,8 +28,9 @@ class TimedProgram(Handle):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Submits one run, which has `seconds` from now."""
-        return self._program._submit(args, kwargs, self._deadline)
+        """Submits one run, which has `seconds` from now, whatever it waits for: its compilation, too."""
+        with self._deadline.begin() as deadline:
+            return self._program._submit(args, kwargs, deadline)
 
     def with_timeout(self, seconds: float) -> TimedProgram:
         """The same program with another deadline."""

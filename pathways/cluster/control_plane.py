@@ -52,10 +52,13 @@ class ControlPlane(Protocol):
         """The number of the group of exactly these hosts."""
 
     def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
-        """Sends a program, bound to devices mesh by mesh, to its hosts. Returns its number while they still compile."""
+        """Sends a program, bound to devices mesh by mesh, to its hosts. Returns its number, and waits for no host."""
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
-        """Waits until the program is compiled. Raises `ComputationError` with the host and XLA's message."""
+        """Waits until the program is compiled. Raises `ComputationError` with the host and XLA's message, `PlanError`
+        if a host refuses the program, `HostLostError` if one is lost meanwhile (END-1), and TimeoutError if it is not
+        compiled after `timeout` seconds; the hosts go on compiling.
+        """
 
     def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
         """Gives the controller a program with loops, whose plans have these numbers and are compiled. Returns its

@@ -112,6 +112,7 @@ class EmbeddedControl:
         self._numbers = NativeNumbers(self.controller, self._resources)
         self._programs = 0
         self._errors: dict[int, str] = {}
+        self._compiling: dict[int, threading.Event] = {}  # set when a program is compiled, or the cluster closed
         self._lock = threading.Lock()
         self._closed = False
         self._suspending = threading.Lock()
@@ -152,30 +153,36 @@ class EmbeddedControl:
             return self._numbers.group(hosts)
 
     def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
-        """See `ControlPlane`. Returns only when the program is compiled: no other process compiles meanwhile."""
+        """See `ControlPlane`."""
         with self._lock:
             self._programs += 1
             number = self._programs
-        done = threading.Event()
+            self._compiling[number] = threading.Event()
 
         def compiled(_: int, error: str | None, memory: ProgramMemory | None) -> None:
-            if error is not None:
-                self._errors[number] = error
-            parts.append(memory)
-            done.set()
-
-        parts: list[ProgramMemory | None] = []
+            with self._lock:
+                if error is not None:
+                    self._errors[number] = error
+                if memory is not None and not self._closed:
+                    self._numbers.admit_by(number, 0, program.name, bindings, {0: memory})
+                if (done := self._compiling.pop(number, None)) is not None:
+                    done.set()
 
         self.controller.register_plan(number, 0, self.group((0,)))
-        self.driver.register_program(0, number, program, bindings, compiled)
-        done.wait()
-        if (memory := parts[0]) is not None:
-            with self._lock:
-                self._numbers.admit_by(number, 0, program.name, bindings, {0: memory})
+        try:
+            self.driver.register_program(0, number, program, bindings, compiled)
+        except BaseException:
+            del self._compiling[number]
+            raise
         return number
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """See `ControlPlane`."""
+        done = self._compiling.get(program_id)
+        if done is not None and not done.wait(timeout):
+            raise TimeoutError
+        if (failure := self.failure()) is not None:
+            raise failure
         if program_id in self._errors:
             raise errors.from_text(self._errors[program_id], errors.ComputationError)
 
@@ -294,6 +301,9 @@ class EmbeddedControl:
     def close(self) -> None:
         """Drops every buffer."""
         if not self._closed:
-            self._closed = True
+            with self._lock:
+                self._closed = True
+                for done in self._compiling.values():
+                    done.set()
             self.controller.close()
             self.driver.close()

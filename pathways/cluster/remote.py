@@ -227,11 +227,7 @@ class RemoteControl:
         return int(self._call(self._stub.RegisterProgram, request).program_id)
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
-        """See `ControlPlane`.
-
-        Raises:
-            TimeoutError: not compiled after `timeout` seconds; the hosts go on compiling.
-        """
+        """See `ControlPlane`."""
         self._call(self._stub.WaitCompiled, pb.ProgramRequest(program_id=program_id), timeout)
 
     def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:

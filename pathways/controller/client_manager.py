@@ -242,8 +242,9 @@ class ClientManager:
 
     # -- hosts come and go (ERR-2) -----------------------------------------------------------------------------------
 
-    def hosts_lost(self, hosts: Sequence[HostRecord]) -> None:
-        """Completes every open request to these hosts, so that nothing waits for a lost host.
+    def hosts_lost(self, hosts: Sequence[HostRecord], how: str) -> None:
+        """Completes every open request to these hosts, so that nothing waits for a lost host (END-1). `how`: they were
+        lost.
 
         A program that they had stored counts as not stored, until their successors have stored it.
         """
@@ -252,7 +253,7 @@ class ClientManager:
             self.tracing.host_lost(host.number)
             self.callbacks.host_lost(host.number)
             self.requests.host_lost(host)
-            self.programs.host_lost(host.number)
+            self.programs.host_lost(host.number, how)
 
     async def serve(self, hosts: Sequence[HostRecord]) -> None:
         """Gives new hosts every client, and every living program that they take part in."""

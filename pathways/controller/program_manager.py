@@ -51,11 +51,10 @@ class ProgramManager:
 
     # -- the requests of clients -------------------------------------------------------------------------------------
 
-    async def register(self, client: ClientRecord, request: pb.RegisterProgramRequest) -> int:
-        """Sends a client's program to the hosts of its bindings. Returns its number when all of them have stored it.
+    def register(self, client: ClientRecord, request: pb.RegisterProgramRequest) -> int:
+        """Sends a client's program to the hosts of its bindings, and returns its number. It waits for no host.
 
         Raises:
-            PlanError: a host refuses the program.
             ResourceExhaustedError: the client has too many programs.
             SliceError: the program is bound to devices that do not exist.
         """
@@ -98,9 +97,6 @@ class ProgramManager:
         for host in hosts:
             if self._cluster.hosts[host].is_served:  # any other host gets every program when it is ready
                 self._cluster.hosts[host].requests.put_nowait(program.request)
-        for host, stored in program.stored.items():
-            if error := await self._cluster.unless_ended(stored):
-                raise errors.PlanError(f"host {host} refused the program: {error}")
         return program.number
 
     def register_composite(self, client: ClientRecord, request: pb.RegisterCompositeRequest) -> int:
@@ -143,19 +139,47 @@ class ProgramManager:
     async def wait_compiled(self, client: ClientRecord, number: int) -> None:
         """Waits until every host that runs a program of the client's has compiled it.
 
+        END-1: the wait ends with a host that is lost meanwhile, because its successor would compile from the start, and
+        end as it did if the compiler ended it. A wait that begins while a host is away lasts until it is back.
+
         Raises:
-            PlanError: the client has no such program.
+            PlanError: the client has no such program, or a host refuses it.
             ComputationError: a host could not compile it; contains XLA's own message.
+            HostLostError: a host was lost meanwhile.
         """
         program = self._program_of(client, number)
-        for host, compiled in program.compiled.items():
-            if error := await self._cluster.unless_ended(compiled):
-                raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
+        lost: asyncio.Future[str] = self._loop.create_future()
+        program.waiting.add(lost)
+        try:
+            for host in program.stored:
+                if error := await self._unless_lost(lost, program, program.stored, host):
+                    raise errors.PlanError(f"host {host} refused the program: {error}")
+                if error := await self._unless_lost(lost, program, program.compiled, host):
+                    raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
+        finally:
+            program.waiting.discard(lost)
         self._program_of(client, number)  # the client may have gone meanwhile: then nothing more is kept of it
         if not program.is_admitted:
             program.is_admitted = True
             self._cluster.numbers.admit_by(number, client.number, program.name, program.bindings, program.memory)
             program.bindings, program.memory = (), {}
+
+    async def _unless_lost(
+        self, lost: asyncio.Future[str], program: ProgramRecord, answers: dict[int, asyncio.Future[str]], host: int
+    ) -> str:
+        """What a host answers of a program. `lost`: how a host of the program was lost."""
+        answer = answers[host]
+        if not answer.done():
+            either = asyncio.wait([answer, lost], return_when=asyncio.FIRST_COMPLETED)
+            await self._cluster.unless_ended(asyncio.ensure_future(either))
+        if program.client not in self._clients:
+            raise errors.ClusterClosedError("the client has left the cluster: this connection was closed")
+        if answer.done():
+            return answer.result()
+        raise errors.HostLostError(
+            f"{lost.result()}\nIt was to compile program {program.name!r} for a call that waited. Call it again: the "
+            "call waits until the host's island is back."
+        )
 
     async def analyze(self, client: ClientRecord, number: int) -> Sequence[str]:
         """XLA's analysis of a client's compiled program, from each host that runs it, as JSON."""
@@ -206,11 +230,18 @@ class ProgramManager:
             for answer in (*program.stored.values(), *program.compiled.values()):
                 settle(answer, "its client is gone")
 
-    def host_lost(self, host: int) -> None:
-        """A program that a lost host had stored counts as not stored, until the host's successor has stored it."""
+    def host_lost(self, host: int, how: str) -> None:
+        """A program that a lost host had stored counts as not stored, until the host's successor has stored it. Who
+        waits for the host is told `how` it was lost (END-1).
+        """
         for program in self._programs.values():
             stored = program.stored.get(host)
-            if stored is not None and stored.done():
+            if stored is None:
+                continue
+            if not (stored.done() and program.compiled[host].done()):
+                for waiting in program.waiting:
+                    settle(waiting, how)
+            if stored.done():
                 program.stored[host] = self._loop.create_future()
 
     def serve(self, hosts: Sequence[HostRecord]) -> list[asyncio.Future[str]]:

@@ -178,6 +178,8 @@ class ProgramRecord:
     stored: dict[int, asyncio.Future[str]]  # by host: the error text, empty for success
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""
+    #: Of each who waits for the hosts: a future that gets, when one of them is lost, how it was lost.
+    waiting: set[asyncio.Future[str]] = dataclasses.field(default_factory=set)
     # Dropped when the native controller has the memory that a run takes:
     bindings: tuple[tuple[int, ...], ...] = ()
     memory: dict[int, ProgramMemory] = dataclasses.field(default_factory=dict)  # by host

@@ -29,6 +29,7 @@ from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager, first_lost
 from pathways.controller.introductions import Introductions
 from pathways.controller.records import HostRecord, Island
+from pathways.process.pulses import SILENT, Pulses
 
 MOST_FAILED_STARTS = 3
 
@@ -47,9 +48,15 @@ class Islands:
         if cluster.agents is not None:
             cluster.agents.on_joined = self._joined
         cluster.on_end.append(self._stop)
+        self._watching: asyncio.Task[None] | None = None
+        if cluster.agents is None:  # else the agents watch their hosts
+            watch = Pulses(cluster.native.pulse_of).watch(self._hosts_here, self._silent)
+            self._watching = asyncio.get_running_loop().create_task(watch)
 
     def _stop(self, failure: errors.PathwaysError) -> None:
         self._introductions.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         for island in self.islands:
             if island.task is not None:
                 island.task.cancel()
@@ -73,6 +80,14 @@ class Islands:
 
     # -- up, starting -> lost ----------------------------------------------------------------------------------------
 
+    def _hosts_here(self) -> list[HostRecord]:
+        return [host for host in self.cluster.hosts if not host.is_lost]
+
+    def _silent(self, host: HostRecord) -> None:
+        """Kills a host that is stopped or frozen; its end is then seen as that of any other (END-1)."""
+        host.error = host.error or SILENT
+        host.process.kill()
+
     def _host_ended(self, host: HostRecord) -> None:
         if host.is_lost:
             return
@@ -90,7 +105,7 @@ class Islands:
         members = [member for member in self._members(island) if not member.is_lost]
         for member in members:
             self.cluster.end_host(member)  # first: from here on no process writes in their name
-        self.client_manager.hosts_lost(members)
+        self.client_manager.hosts_lost(members, exit_report)
         if island.is_up:
             self._leave_order(island, exit_report)
         else:

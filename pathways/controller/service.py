@@ -176,7 +176,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
-        return pb.RegisterProgramReply(program_id=await self._programs.register(self._caller(context), request))
+        return pb.RegisterProgramReply(program_id=self._programs.register(self._caller(context), request))
 
     @_refusing
     async def RegisterComposite(  # noqa: D102

@@ -24,7 +24,12 @@ class Failures:
         self._programs = programs
 
     def describe(self, doing: str, error: BaseException | None, plan: int, node: int) -> str:
-        """One line of error text for the client: what failed, where, and XLA's own text (ERR-1)."""
+        """One line of error text for the client: what failed, where, and XLA's own text (ERR-1).
+
+        The error loses its traceback. On an embedded cluster the frames know the client's call, and so its results.
+        """
+        if error is not None:
+            error.__traceback__ = None
         name = ""
         if plan in self._programs and node > 0:
             program = self._programs[plan].bound.program

@@ -205,8 +205,7 @@ class HostProcess:
         self._native = importlib.import_module(self._config.native)
         segments = [self._native.Segment.attach(fd) if fd >= 0 else None for fd in self._config.segment_fds]
         controller = self._native.Segment.attach(self._config.controller_fd)
-        if self._config.is_linked:
-            self._pulse = self._native.Pulse(segments[self._config.host])
+        self._pulse = self._native.Pulse(segments[self._config.host])
         module, _, name = self._config.driver.partition(":")
         start = getattr(importlib.import_module(module), name)
         driver: Driver = start(self._config, segments, controller, lambda: self._stage(Stage.HOST_JOINED))

@@ -34,13 +34,6 @@ class Watchers:
                 threading.Thread(target=self._loop, name="pw-watch", daemon=True).start()
             self._work.put(value)
 
-    def block(self, value: jax.Array) -> None:
-        """Embedded: waits until a value is ready or failed; the executor finds an error when it polls the value."""
-        try:  # noqa: SIM105  (every embedded wait runs this line; a context manager would cost more)
-            value.block_until_ready()
-        except Exception:  # deleted or failed: the executor finds out when it polls the value
-            pass
-
     def stop(self) -> None:
         """Ends each thread when its wait is over."""
         for _ in range(self._threads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 
@@ -16,6 +17,22 @@ def install(driver: Any) -> None:
     """Installs what the environment asks for on a host (a `JaxBackend`). Call it before the host's loop begins.
 
     PATHWAYS_TEST_SLOW_COPIES: a slow channel; each copy to another host takes so many seconds longer.
+    PATHWAYS_TEST_SLOW_COMPILE: with "name:s", the compilation of each program of this name takes s seconds longer.
     """
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
         driver.core.slow_copies_for_testing(float(slow))
+    if slow := os.environ.get("PATHWAYS_TEST_SLOW_COMPILE"):
+        name, _, seconds = slow.partition(":")
+        slow_compile(driver, name, float(seconds))
+
+
+def slow_compile(driver: Any, name: str, seconds: float) -> None:
+    """The compilation of each program of this name takes so many seconds longer on a host (a `JaxBackend`)."""
+    load = driver.programs._load
+
+    def slowly(registered: Any) -> Any:
+        if registered.bound.program.name == name:
+            time.sleep(seconds)
+        return load(registered)
+
+    driver.programs._load = slowly

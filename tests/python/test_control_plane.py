@@ -145,7 +145,7 @@ def test_programs_that_fail(control: RemoteControl) -> None:
     ):
         control.wait_compiled(broken)
     with pytest.raises(errors.PlanError, match="host 1 refused the program: ValueError: this program is refused"):
-        control.register_program(program("refused"), ((2, 3),))
+        control.wait_compiled(control.register_program(program("refused"), ((2, 3),)))
     slow = control.register_program(program("slow"), ((0, 1),))
     with pytest.raises(TimeoutError):
         control.wait_compiled(slow, 0.05)

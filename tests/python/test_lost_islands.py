@@ -112,9 +112,13 @@ def test_everything_else_goes_on_meanwhile(
     leaver.register_program(program("good"), ((0, 1),))
     compiled: list[BaseException | None] = []
     waiting = handle.control.register_program(program("slow"), ((0,),))
-    waiter = threading.Thread(target=lambda: compiled.append(_caught(handle.control.wait_compiled, waiting, 3.0)))
+    waiter = threading.Thread(target=lambda: compiled.append(_caught(handle.control.wait_compiled, waiting, 30.0)))
     waiter.start()
-    kill(hosts(handle.control)[0])
+    eventually(lambda: str(waiting) in hosts(handle.control)[0]["registered"], "it waits for the compiler")
+    pid = kill(hosts(handle.control)[0])
+    waiter.join(20)
+    assert isinstance(compiled[0], errors.HostLostError), "END-1: who waits for a lost host is told"
+    assert f"host 0 (pid {pid}) was killed by SIGKILL" in str(compiled[0]) and "'slow'" in str(compiled[0])
     eventually(lambda: hosts(handle.control)[0]["state"] == "starting", "it starts")
     # A client joins, gets a slice there, and compiles for the other island; one leaves.
     joined = guest(handle)
@@ -128,8 +132,8 @@ def test_everything_else_goes_on_meanwhile(
     after = back(handle.control, [1, 0])
     assert sorted(after[0]["registered"]) == sorted([str(waiting), str(number)])
     assert set(after[0]["attached"]) == {str(handle.control.client_id), str(joined.client_id)}
-    waiter.join()
-    assert isinstance(compiled[0], TimeoutError), "it compiles anew, and takes as long"
+    with pytest.raises(TimeoutError):  # it compiles anew, and takes as long
+        handle.control.wait_compiled(waiting, 0.1)
     joined.close()
 
 

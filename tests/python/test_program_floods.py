@@ -87,41 +87,34 @@ def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         clients: Any = {number: types.SimpleNamespace(number=number, programs=set()) for number in (1, 2)}
         manager = ProgramManager(cluster, clients, requests=None)  # type: ignore[arg-type]
 
-        async def register(client: int, size: int) -> None:
+        def register(client: int, size: int) -> None:
             request = pb.RegisterProgramRequest(program=b"x" * size, bindings=[pb.Binding(devices=[0])])
-            task = asyncio.ensure_future(manager.register(clients[client], request))
-            await asyncio.sleep(0)  # it waits for its host now, or was refused
-            if task.done():
-                task.result()
-            tasks.append(task)
+            manager.register(clients[client], request)
 
-        tasks: list[asyncio.Future[int]] = []
         for _ in range(3):
-            await register(1, 100)
+            register(1, 100)
         with pytest.raises(errors.ResourceExhaustedError, match=f"client 1 has 3 programs of {3 * each} bytes"):
-            await register(1, 100)
+            register(1, 100)
         manager.forget(clients[1], [1])  # a client that only says so: its command has not been granted
         with pytest.raises(errors.ResourceExhaustedError):
-            await register(1, 100)
+            register(1, 100)
         forgotten.append(1)
-        await register(1, 690)
-        await register(2, 1700)
+        register(1, 690)
+        register(2, 1700)
         with pytest.raises(errors.ResourceExhaustedError, match=f"of {3 * each + 600} bytes: delete functions that"):
-            await register(2, 1)
+            register(2, 1)
         manager.client_gone(2)
-        await register(2, 10)
+        register(2, 10)
         # Names and bindings are kept too; the bound holds for all of a request.
         big_name = pb.RegisterProgramRequest(name="n" * (3 * each + 600), bindings=[pb.Binding(devices=[0])])
         with pytest.raises(errors.ResourceExhaustedError, match="client 2 has 1 programs"):
-            await manager.register(clients[2], big_name)
+            manager.register(clients[2], big_name)
         many = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0, 1])] * 60)
         with pytest.raises(errors.ResourceExhaustedError, match="client 2 has 1 programs"):
-            await manager.register(clients[2], many)
+            manager.register(clients[2], many)
         twice = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[1, 1])])
         with pytest.raises(errors.SliceError, match="binds a mesh to each device once"):
-            await manager.register(clients[2], twice)
-        for task in tasks:
-            task.cancel()
+            manager.register(clients[2], twice)
 
     asyncio.run(run())
 
@@ -144,8 +137,7 @@ def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
         client: Any = types.SimpleNamespace(number=1, programs=set())
         manager = ProgramManager(cluster, {1: client}, requests=None)  # type: ignore[arg-type]
         request = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0, 1])])
-        task = asyncio.ensure_future(manager.register(client, request))
-        await asyncio.sleep(0)
+        number = manager.register(client, request)
         (program,) = manager._programs.values()
 
         def compiled(host: Any) -> None:
@@ -155,7 +147,7 @@ def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
 
         for host in hosts:
             compiled(host)
-        await manager.wait_compiled(client, await task)
+        await manager.wait_compiled(client, number)
         await manager.wait_compiled(client, program.number)
         compiled(hosts[1])  # the successor of a lost host
         assert admitted == [(program.number, 1, "", ((0, 1),), {0: memory[0], 1: memory[1]})]
@@ -180,11 +172,10 @@ def test_a_client_that_goes_when_its_program_is_compiled_leaves_nothing() -> Non
         client: Any = types.SimpleNamespace(number=1, programs=set())
         manager = ProgramManager(cluster, {1: client}, requests=None)  # type: ignore[arg-type]
         request = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0])])
-        task = asyncio.ensure_future(manager.register(client, request))
-        await asyncio.sleep(0)
+        number = manager.register(client, request)
         (program,) = manager._programs.values()
         manager.stored(cluster.hosts[0], pb.Answer(number=program.number))
-        waiting = asyncio.ensure_future(manager.wait_compiled(client, await task))
+        waiting = asyncio.ensure_future(manager.wait_compiled(client, number))
         await asyncio.sleep(0)
         part = dump(ProgramMemory((DeviceNeed(0, 24, 0),), 0), pb.ProgramMemory)
         manager.compiled(cluster.hosts[0], pb.ProgramCompiled(program_id=program.number, memory=part))

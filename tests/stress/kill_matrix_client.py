@@ -34,6 +34,7 @@ def options(doubles: bool) -> dict[str, Any]:
 
 
 def owner(phase: str, doubles: bool) -> None:
+    from pathways import errors
     from pathways.cluster.launcher import start_local_cluster
 
     def tell(event: Any) -> None:
@@ -46,7 +47,12 @@ def owner(phase: str, doubles: bool) -> None:
     if phase == "compile":
         number = control.register_program(slow_program(doubles), (tuple(range(HOSTS * DEVICES)),))
         say("phase")
-        control.wait_compiled(number)
+        while True:
+            try:
+                control.wait_compiled(number)
+                break
+            except errors.HostLostError:  # END-1: what waited is told; its successor compiles anew
+                continue
         say("compiled")
     elif phase == "run" and not doubles:
         run_for_ever(handle)

@@ -83,7 +83,10 @@ class Canceller:
         if draw.random() < 0.4:
             two = two.with_timeout(10 ** draw.uniform(-6, -1))
             self.drops += 1
-        plus, minus = two(draw.choice(self._inputs))
+        try:
+            plus, minus = two(draw.choice(self._inputs))
+        except pw.errors.DeadlineExceededError:  # there was no room for it in time
+            return
         if draw.random() < 0.3:
             self._pending.append((self._sum(plus, minus), 14.0))
         named = [(plus, 8.0), (minus, 6.0)]

@@ -1,4 +1,4 @@
-// A host's pulse, by which its agent sees that it is not stopped.
+// A host's pulse, by which who started it sees that it is not stopped.
 #include <thread>
 
 #include "host/pulse.h"

@@ -11,7 +11,7 @@ import pytest
 import pathways as pw
 from pathways import _core
 from pathways.api import host_transfer, remap
-from pathways.api.compiled import Registration
+from pathways.api.registration import Registration
 from pathways.plan.binding import BoundProgram
 from pathways.protocol import payloads
 

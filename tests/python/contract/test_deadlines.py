@@ -57,10 +57,26 @@ def test_what_is_late_fails_at_once_and_the_rest_goes_on(add: Any, quiet: Callab
 
 def test_a_read_back_under_way_fails_too(add: Any) -> None:
     f = pw.jit(slow, devices=add(1), name="slow")
+    jax.block_until_ready(f(VALUE))
     late = f.with_timeout(1e-3)(VALUE)
     late.copy_to_host_async()
     with pytest.raises(pw.errors.DeadlineExceededError):
         np.asarray(late)
+
+
+def test_a_call_that_must_wait_for_the_compiler_raises_at_its_deadline(add: Any) -> None:
+    """A deadline counts from the call on. What was begun for it, a later call finds."""
+    traced = []
+
+    def f(x: Any) -> Any:
+        traced.append(1)
+        return x + 1
+
+    placed = pw.jit(f, devices=add(1), name="f")
+    with pytest.raises(pw.errors.DeadlineExceededError, match=r"'f' was not over 1e-09 s .* still being compiled"):
+        placed.with_timeout(1e-9)(VALUE)
+    np.testing.assert_array_equal(np.asarray(placed(VALUE)), VALUE + 1)
+    assert len(traced) == 1
 
 
 @pytest.mark.watchdog(300)

@@ -167,8 +167,7 @@ def test_a_deadline_inside_a_loop(add: Any, quiet: Any) -> None:
     program = pw.program(lambda x: jax.lax.fori_loop(0, 10**7, lambda _, c: f(W, c), x), name="endless")
     short = pw.program(lambda x: jax.lax.fori_loop(0, 20, lambda _, c: f(W, c), x))
     jax.block_until_ready(short(X))
-    with pytest.raises(pw.errors.DeadlineExceededError):
-        np.asarray(program.with_timeout(0.05)(X))
+    pw.cancel(program(X))  # from here on it is compiled
     before = quiet()["kept"]
     late = program.with_timeout(0.1)(X)
     behind = short(X)  # the client's later runs wait for the loop's end

@@ -191,8 +191,7 @@ def endless(add: Any) -> Any:
 
 def test_an_endless_loop_ends_at_its_deadline(add: Any, quiet: Any) -> None:
     program = endless(add)
-    with pytest.raises(pw.errors.DeadlineExceededError):
-        np.asarray(program.with_timeout(0.05)(X)[0])
+    pw.cancel(program(X))  # from here on it is compiled
     before = quiet()["kept"]
     for late in program.with_timeout(0.1)(X):
         with pytest.raises(pw.errors.DeadlineExceededError, match="'endless'"):
@@ -230,8 +229,7 @@ def test_a_batch_of_loops_goes_on_for_each_element_as_its_test_says(add: Any) ->
 
 def test_an_endless_loop_ends_at_ctrl_c(add: Any, quiet: Any) -> None:
     program = endless(add)
-    with pytest.raises(pw.errors.DeadlineExceededError):
-        np.asarray(program.with_timeout(0.05)(X)[0])
+    pw.cancel(program(X))  # from here on it is compiled
     before = quiet()["kept"]
     running = program.with_timeout(20)(X)
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -1,0 +1,317 @@
+"""END-1: whatever waits for a value ends with it, in every order of waiting and of what ends it.
+
+{a read, several threads that read, a read begun before, device_get, a wait, a float, a repr, a save, the call of the
+next function} x {cancel, deadline, lost host, stopped host, close, Ctrl-C} x {computing, queued, transferring,
+compiling}, on an embedded cluster, on host processes of this machine, and with PATHWAYS_KIND=agents or far on hosts
+that agents bring. Each cell ends with the right error, soon after its cause; how soon is printed. Cells that cannot be
+are left out: `cells` says why.
+
+  END-1    all cells
+  PULSE-1  those with a stopped host
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from machines import MachineCluster
+
+import pathways as pw
+from pathways.process.pulses import LOOK_S, LOOKS
+from pathways.testing import faults
+
+WAITERS = ["read", "threads", "begun", "device_get", "wait", "float", "repr", "save", "call"]
+CAUSES = ["cancel", "deadline", "lost", "stopped", "close", "interrupt"]
+STATES = ["computing", "queued", "transferring", "compiling"]
+ERRORS: dict[str, type[BaseException]] = {
+    "cancel": pw.errors.CancelledError,
+    "deadline": pw.errors.DeadlineExceededError,
+    "lost": pw.errors.HostLostError,
+    "stopped": pw.errors.HostLostError,
+    "close": pw.errors.ClusterClosedError,
+    "interrupt": KeyboardInterrupt,
+}
+#: Seconds: until the cause comes, and until a value comes that nothing ends. A cell that takes `HANGS_S` hangs.
+BEFORE_S, SLOW_S, HANGS_S = 0.7, 20, 10.0
+#: Seconds that a copy to another host takes: few, as an island comes back only when the copies from it are over.
+COPY_S = 4
+SILENCE_S = LOOK_S * (LOOKS + 1)
+X = np.float32(3)
+
+pytestmark = [pytest.mark.slow, pytest.mark.watchdog(400)]
+
+
+class Gate:
+    """What a computation waits for, so that it lasts as long as a test wants."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+
+    def close(self) -> None:
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def __call__(self, x: Any) -> Any:
+        self._opened.wait(SLOW_S)
+        return x
+
+
+class World:
+    """A cluster, and a client of it that a cell may close."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.gate = Gate()
+        self._stack = contextlib.ExitStack()
+        self._patch = self._stack.enter_context(pytest.MonkeyPatch.context())
+        self._base: Any = None
+        self.cluster: Any = None
+
+    def client(self) -> Any:
+        """A client whose functions are compiled and whose hosts are all there."""
+        if self.cluster is None or not self.cluster.is_alive():
+            self.cluster = self._connect()
+            self._place()
+        deadline = time.monotonic() + 120
+        while self.kind != "embedded" and any(each["state"] != "up" for each in self.cluster.stats()["hosts"]):
+            assert time.monotonic() < deadline, "an island does not come back"
+            time.sleep(0.05)
+        self.cluster.native.max_in_flight = 1024
+        self.x = pw.device_put(X, self.here).block_until_ready()
+        return self.cluster
+
+    def _connect(self) -> Any:
+        if self.kind == "embedded":
+            cluster = pw.connect()
+            faults.slow_compile(cluster.driver, "slowly", SLOW_S)
+            return cluster
+        if self._base is None:
+            self._patch.setenv("PATHWAYS_TEST_SLOW_COMPILE", f"slowly:{SLOW_S}")
+            self._patch.setenv("PATHWAYS_TEST_SLOW_COPIES", str(COPY_S))
+            if self.kind == "local":
+                self._base = self._stack.enter_context(pw.connect(pw.LocalCluster(2, 1, 1)))
+            else:
+                self._base = self._stack.enter_context(MachineCluster(2, 1, 1))
+        if self.kind == "local":
+            return pw.connect(self._base.address)
+        return self._base.connect_far() if self.kind == "far" else self._base.connect()
+
+    def _place(self) -> None:
+        devices = pw.make_virtual_device_set(self.cluster)
+        self.here = devices.add_slice(devices=1)
+        self.there = there = devices.add_slice(devices=1)
+        gate = self.gate
+
+        def wait_at_the_gate(x: Any) -> Any:
+            return jax.pure_callback(gate, jax.ShapeDtypeStruct((), np.float32), x)
+
+        self.gated = pw.jit(wait_at_the_gate, devices=self.here, name="gated")
+        self.plain = pw.jit(lambda x: x + 1, devices=self.here, name="plain")
+        self.moved = pw.program(lambda x: pw.device_put(x, there), name="moved")
+        gate.open()
+        assert (float(self.gated(X)), float(self.plain(X)), float(self.plain(self.plain(X)))) == (3, 4, 5)
+        if self.kind != "local":
+            assert float(self.moved(X)) == 3
+        else:
+            self.moved.lower(self.plain(X)).compile()
+
+    def pid(self) -> int:
+        """Of the host where arrays are made."""
+        host = self.here.devices[0].host
+        return int(self.cluster.stats()["hosts"][host]["pid"])
+
+    def close(self) -> None:
+        self.gate.open()
+        if self.cluster is not None:
+            self.cluster.close()
+        self._stack.close()
+
+
+KINDS = [os.environ["PATHWAYS_KIND"]] if os.environ.get("PATHWAYS_KIND") in ("agents", "far") else ["embedded", "local"]
+
+
+def cells() -> Iterator[Any]:
+    for kind, state, cause, waiter in itertools.product(KINDS, STATES, CAUSES, WAITERS):
+        if kind == "embedded" and (cause in ("lost", "stopped") or state == "transferring"):
+            continue  # its host is this process; between its devices nothing is slow
+        if kind != "local" and state == "transferring":
+            continue  # only copies between hosts of one machine can be made slow
+        if state == "compiling" and (waiter != "call" or cause == "cancel"):
+            continue  # there is no array yet, so nothing to read and nothing to cancel
+        if waiter == "call" and cause == "cancel":
+            continue  # a call waits for room, and no array of it is there to be cancelled
+        if waiter in ("threads", "repr") and cause == "interrupt":
+            continue  # Ctrl-C comes to the main thread, and a repr never waits
+        yield pytest.param(kind, state, cause, waiter, id=f"{kind}-{state}-{cause}-{waiter}")
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Callable[[str], World]]:
+    known: dict[str, World] = {}
+    logging.disable()  # orbax logs errors, whose tracebacks know the arrays
+    yield lambda kind: known.setdefault(kind, World(kind))
+    logging.disable(logging.NOTSET)
+    for world in known.values():
+        world.close()
+
+
+def read_in_threads(array: Any) -> None:
+    """Several readers of one array: all of them end alike."""
+    found: list[BaseException | None] = []
+
+    def read() -> None:
+        try:
+            np.asarray(array)
+            found.append(None)
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANGS_S + SILENCE_S)
+    assert len(found) == 3, "a reader hangs"
+    assert len(set(map(type, found))) == 1
+    if found[0] is not None:
+        raise found[0]
+
+
+def look_until_it_failed(array: Any) -> None:
+    while "failed" not in (text := repr(array)) and array.client.closed is False:
+        assert text
+        time.sleep(0.01)
+    np.asarray(array)
+
+
+def save(array: Any, folder: pathlib.Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "saved", {"array": array})
+
+
+@pytest.mark.sampled(0.12)
+@pytest.mark.parametrize(("kind", "state", "cause", "waiter"), [*cells()])
+def test_what_waits_ends(
+    worlds: Callable[[str], World], tmp_path: pathlib.Path, kind: str, state: str, cause: str, waiter: str
+) -> None:
+    world = worlds(kind)
+    cluster = world.client()
+    world.gate.close()
+    at: list[float] = []
+    timeout = BEFORE_S if cause == "deadline" else None
+
+    def timed(function: Any) -> Any:
+        return function if timeout is None or waiter == "call" else function.with_timeout(timeout)
+
+    began = time.monotonic()
+    y: Any = None
+    first: Any = None
+    if state == "computing":
+        y = timed(world.gated)(world.x)
+    elif state == "queued":
+        first = world.gated(world.x)
+        y = timed(world.plain)(world.x)
+    elif state == "transferring":
+        y = timed(world.moved)(world.x)
+    if waiter == "begun":
+        y.copy_to_host_async()
+    if waiter == "call":
+        cluster.native.max_in_flight = 1
+
+    def act() -> None:
+        at.append(time.monotonic())
+        if cause == "cancel":
+            pw.cancel(y)
+        elif cause == "lost":
+            os.kill(pid, signal.SIGKILL)
+        elif cause == "stopped":
+            os.kill(pid, signal.SIGSTOP)
+        elif cause == "close":
+            cluster.close()
+        elif cause == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def wait() -> Any:
+        if waiter == "call":
+            function = world.plain
+            if state == "compiling":
+                function = pw.jit(lambda x: x - 1, devices=world.here, name="slowly")
+            return (function if timeout is None else function.with_timeout(timeout))(X)
+        return {
+            "read": np.asarray,
+            "threads": read_in_threads,
+            "begun": np.asarray,
+            "device_get": lambda array: jax.device_get({"a": [array], "b": array}),
+            "wait": jax.block_until_ready,
+            "float": float,
+            "repr": look_until_it_failed,
+            "save": lambda array: save(array, tmp_path),
+        }[waiter](y)
+
+    pid = world.pid() if cause in ("lost", "stopped") else 0
+    timer = threading.Timer(BEFORE_S, act)
+    if cause != "deadline":
+        timer.start()
+    result: Any = None
+    try:
+        result = wait()
+        failure = None
+    except BaseException as error:
+        failure = error
+    ended = time.monotonic()
+    timer.cancel()
+    took = ended - (at[0] if at else began + BEFORE_S)
+    world.gate.open()
+    print(f"{kind} {state} {cause} {waiter}: ended {took:.2f} s after its cause, by {failure!r}")
+    try:
+        if waiter == "call" and state != "compiling" and cause in ("lost", "stopped"):
+            assert failure is None, "there is room when the run is lost"
+            with contextlib.suppress(pw.errors.HostLostError):  # the argument may have come to the host before
+                assert float(result) == 4, "it waits for the island"
+        elif waiter == "save" and cause == "deadline":  # orbax takes a TimeoutError for one of its own bounds
+            assert isinstance(failure, pw.errors.CheckpointError) and "its deadline" in str(failure)
+        else:
+            assert isinstance(failure, ERRORS[cause]), failure
+        assert took < HANGS_S + (SILENCE_S if cause == "stopped" else 0)
+        if cause not in ("close", "lost", "stopped"):
+            assert float(world.plain(world.x)) == 4, "an innocent call goes on"
+    finally:
+        failure = y = result = None
+        del first
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "embedded"])
+def test_a_call_that_its_deadline_left_compiling_goes_on_later(worlds: Callable[[str], World], kind: str) -> None:
+    """What the hosts compile for a call that was late, a later call finds."""
+    world = worlds(kind)
+    cluster = world.client()
+    world.gate.open()
+    traced = []
+
+    def slowly(x: Any) -> Any:
+        traced.append(1)
+        return x * 3
+
+    function = pw.jit(slowly, devices=world.here, name="slowly")
+    with pytest.raises(pw.errors.DeadlineExceededError, match=r"'slowly' was not over 0\.3 s .* being compiled"):
+        function.with_timeout(0.3)(world.x)
+    with pytest.raises(pw.errors.DeadlineExceededError):
+        function.with_timeout(0.1)(world.x)
+    compiles = sum(cluster.stats()["compiles"])
+    assert float(function(world.x)) == 9
+    assert len(traced) == 1 and sum(cluster.stats()["compiles"]) <= compiles + 1
