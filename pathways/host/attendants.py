@@ -36,6 +36,9 @@ class Attendants:
         self._questions = questions
         self._describe = describe
         self._give_up = give_up
+        #: Takes back whether the launch of a node is on stand-ins for what failed. Then it is for the peers only
+        #: (GANG-1), and calls nobody.
+        self.take_stand_ins: Callable[[int, int], bool] = lambda plan, node: False
         self._threads = WorkerThreads("pw-attend")
         self._fence: Fence | None = None  # GANG-3; made when gangs may be launched by two threads
 
@@ -47,6 +50,7 @@ class Attendants:
 
     def attend(self, order: int, plan: int, node: int, launch: Attended) -> None:
         """Launches on another thread a computation that calls its client back; calls `core.launched` at its end."""
+        has_stand_ins = self.take_stand_ins(plan, node)
         earlier = self._fence.now(launch.gang_devices) if self._fence is not None and launch.gang_devices else None
 
         @own_settings
@@ -56,7 +60,7 @@ class Attendants:
             try:
                 if earlier is not None:
                     jax.block_until_ready(earlier)
-                made = launch.run()
+                made = launch.run(has_stand_ins)
             except BaseException as problem:
                 error = self._describe("run", problem, plan, node)
             self._core.launched(order, node, made, error)

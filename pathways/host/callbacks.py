@@ -131,9 +131,9 @@ class Asker:
         self.failure: str | None = None
         self._vain = 0
 
-    def begin(self) -> None:
-        """Prepares for a new launch."""
-        self.failure = None
+    def begin(self, failure: str | None = None) -> None:
+        """Prepares for a new launch. `failure`: why it has failed already, and is to call nobody."""
+        self.failure = failure
         self._vain = 0
 
     def __call__(self, number: int, arrays: Sequence[np.ndarray], kinds: Sequence[Kind]) -> list[np.ndarray]:

@@ -132,14 +132,14 @@ class Attended:
     #: This host's devices, if the computation runs on several hosts; else none.
     gang_devices: tuple[jax.Device, ...] = ()
 
-    def run(self) -> tuple[jax.Array, ...]:
-        """Launches, waits, and returns the results, which are ready.
+    def run(self, has_stand_ins: bool = False) -> tuple[jax.Array, ...]:
+        """Launches, waits, and returns the results, which are ready. `has_stand_ins`: see `Attendants`.
 
         Raises:
             CallbackFailedError: a call to the client failed.
             Whatever XLA raises.
         """
-        self.asker.begin()
+        self.asker.begin("an argument of the computation has failed" if has_stand_ins else None)
         try:
             made = jax.block_until_ready(self.call(*self.arrays))
         except Exception:

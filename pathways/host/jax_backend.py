@@ -106,6 +106,7 @@ class JaxBackend:
         self.failures = Failures(here, self.programs.by_number)
         describe = self.failures.describe
         self.attendants = Attendants(self.core, here, self.callbacks, describe, lambda why: self.give_up(why))
+        self.attendants.take_stand_ins = self.programs.take_stand_ins
         self.local = self.values.local  # embedded: objects that client and host hand to each other, by key
 
         # `_core.Host` calls these, and the parts' methods, by name (pathways/_host_callbacks.pxi).

@@ -83,6 +83,7 @@ class Programs:
         self._devices = devices
         self._sidecars = sidecars
         self.by_number: dict[int, Program] = {}
+        self._on_stand_ins: tuple[int, int] | None = None  # the node of the last placeholder; for the enqueue thread
         self._executables = executables.ExecutableCache()
         self._compiler = WorkerThreads("pw-compile", most=1)
         self._compiles = CompileCounter()
@@ -179,11 +180,20 @@ class Programs:
 
     @own_settings
     def placeholder(self, plan: int, node: int, index: int) -> jax.Array:
-        """Zeros in place of a failed input, so that this host still launches its part of the gang (GANG-1)."""
+        """Zeros in place of a failed input, so that this host still launches its part of the gang (GANG-1). The launch
+        of this node is the next one.
+        """
+        self._on_stand_ins = plan, node
         registered = self.by_number[plan]
         value = _native.describe_plan(registered.plan.block)[node]["inputs"][index]
         placed = registered.bound.placed(registered.plan.values[value])
         return LocalPlacement(placed, self._devices).zeros()
+
+    def take_stand_ins(self, plan: int, node: int) -> bool:
+        """Whether the launch of a node, which is under way, is on placeholders."""
+        found = self._on_stand_ins == (plan, node)
+        self._on_stand_ins = None
+        return found
 
     def remove(self, client: int, program_id: int) -> None:
         """Removes a client's program, when its last run is over. A program of another client stays."""

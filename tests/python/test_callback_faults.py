@@ -158,6 +158,29 @@ def test_a_client_that_goes_in_the_middle_of_its_loop(other: Any, local_cluster:
     assert [host["pid"] for host in local_cluster.stats()["hosts"]] == pids
 
 
+def test_nobody_is_called_for_what_has_failed(local_cluster: Any) -> None:
+    """GANG-1: the hosts of a gang launch it anyway, with stand-ins for what failed, but call nobody with them."""
+    slice_ = pw.make_virtual_device_set(local_cluster).add_slice(devices=4)
+    seen: list[float] = []
+
+    def picky(v: Any) -> Any:
+        seen.append(float(v))
+        if v == 25:
+            raise ValueError("twenty-five is too much")
+        return np.asarray(v)
+
+    f = pw.jit(lambda x: jax.pure_callback(picky, jax.ShapeDtypeStruct((), np.float32), x) + 1, devices=slice_)
+    loop = pw.program(lambda x: jax.lax.fori_loop(0, 40, lambda _, x: f(x), x))
+    with pytest.raises(errors.CallbackFailedError, match="twenty-five is too much"):
+        np.asarray(loop(np.float32(0)))
+    assert seen == [float(n) for n in range(26)]
+    seen.clear()
+    with pytest.raises(errors.CallbackFailedError, match="twenty-five is too much"):
+        np.asarray(f(f(f(np.float32(24)))))
+    assert seen == [24, 25]
+    assert float(loop(np.float32(26))) == 66
+
+
 @pytest.mark.slow
 def test_a_host_that_is_lost_in_the_middle_of_a_loop() -> None:
     """ERR-2: the loop fails, its client is called no more, and a loop on the other island goes on."""
