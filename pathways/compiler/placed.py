@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from pathways import _jaxlib, errors
 from pathways.compiler import specs
@@ -160,12 +160,9 @@ class TaggedFunction:
             return _call(tagged, *args, **kwargs)
 
         body.__name__ = body.__qualname__ = _tag(self.slice_tag)
-        self._static = {
-            "static_argnums": self.static_argnums or None,
-            "static_argnames": self.static_argnames or None,
-        }
-        self._body = body
-        self._jit = jax.jit(body, **self._static)
+        self._jit = jax.jit(
+            body, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
+        )
 
     @_jaxlib.outside_meshes
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -178,19 +175,7 @@ class TaggedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """JAX's own trace of the function for whoever runs it without a cluster, a `jax.stages.Traced`."""
-        if kwargs or (self.in_shardings is None and self.out_shardings is None):
-            return self._jit.trace(*args, **kwargs)
-        # What JAX exports is for as many devices as the shardings of the jit itself have.
-        shardings = {"in_shardings": self._own(self.in_shardings), "out_shardings": self._own(self.out_shardings)}
-        return jax.jit(self._body, **self._static, **shardings).trace(*args)
-
-    def _own(self, prefix: Any) -> Any:
-        """A pytree prefix of specs as shardings over the slice's mesh."""
-
-        def leaf(spec: Any) -> Any:
-            return None if spec is None else NamedSharding(self.abstract_mesh, getattr(spec, "spec", spec))
-
-        return jax.tree.map(leaf, prefix, is_leaf=lambda x: x is None or isinstance(x, PartitionSpec | NamedSharding))
+        return self._jit.trace(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets the traces of the function that JAX keeps."""

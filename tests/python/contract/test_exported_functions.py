@@ -10,7 +10,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
@@ -58,17 +57,6 @@ def test_derivatives_are_exported(add: Callable[..., Any], form: str, order: int
 
     for times in range(1, order + 1):
         np.testing.assert_allclose(gradient(call, times), gradient(reference, times), rtol=1e-5)
-
-
-def test_derivatives_over_two_devices(add: Callable[..., Any]) -> None:
-    """The file is for as many devices as the shardings of the placed function have, as from `jax.jit`."""
-    placed = pw.jit(_wave, devices=add(2), in_shardings=P("x"), out_shardings=P("x"))
-    there = _reloaded(placed, _STRUCT, vjp_order=2)
-    assert there.nr_devices == there.vjp().nr_devices == 2
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    rows = jax.device_put(X, NamedSharding(mesh, P("x")))
-    found = jax.jit(jax.grad(lambda v: jnp.sum(there.call(v))))(rows)
-    np.testing.assert_allclose(found, jax.grad(lambda v: jnp.sum(_wave(v)))(X), rtol=1e-5)
 
 
 def test_the_jaxpr_of_a_placed_function_is_the_plain_one(add: Callable[..., Any]) -> None:
