@@ -2,6 +2,8 @@
 derives from `Buffer`. Included by `_core.pyx`.
 """
 
+from numpy import asarray as _asarray, dtype as _dtype, ndarray as _ndarray
+
 
 cdef class Layout:
     """Shape, dtype and placement of an array on one client's cluster. Interned: equal layouts are one object.
@@ -18,6 +20,7 @@ cdef class Layout:
     cdef readonly uint32_t parts      # the number of those hosts
     cdef readonly uint64_t nbytes
     cdef public object cache          # for the api's use
+    cdef public object plain          # the NumPy dtype as which its bytes are read; None: the api converts what was read
     cdef readonly uint32_t space_set  # the devices that hold it, for the ledger of memory
     cdef readonly uint64_t space_bytes  # its bytes on each of these devices
     cdef readonly bint is_retired
@@ -36,6 +39,7 @@ cdef class Layout:
         self.space_set = space_set
         self.space_bytes = space_bytes
         self.cache = None
+        self.plain = None
 
     def move(self, uint32_t group, tuple hosts not None, uint32_t space_set):
         """From now on other devices hold the arrays of this layout. Call it only while `Client.moving` (MOVE-1)."""
@@ -90,6 +94,63 @@ cdef class Buffer:
         """Call it when the array is read: from now on the values of this result come with their completions."""
         if self.maker is not None:
             self.maker.learn(self.place)
+
+    def __array__(self, dtype=None, context=None, copy=None):
+        """The value, fetched once and kept; read-only."""
+        cdef object value = self.cached
+        if type(value) is not _ndarray:
+            value = self._read_at_once()
+            if value is None:
+                value = self._value()
+                if not isinstance(value, _ndarray):
+                    raise TypeError(f"{self!r} has the extended dtype {self.layout.dtype}; NumPy has nothing like it")
+        if dtype is not None and _dtype(dtype) != value.dtype:
+            if copy is False:
+                raise ValueError(f"a copy is needed to make {dtype} of {value.dtype}, but copy=False was asked for")
+            return value.astype(dtype)
+        return value.copy() if copy else value
+
+    cdef object _read_at_once(self):
+        """Waits, keeps the value and returns it, if it is a plain one that comes without a request. None: `_value` must
+        look, and must tell what is wrong."""
+        cdef object value
+        cdef object plain = self.layout.plain
+        if plain is None or self.deleted or self.handle == 0:
+            return None
+        if self.is_inline:
+            value = self._read()
+            if value is None:
+                return None
+            value = _ndarray(self.layout.shape, plain, value)
+            self._learn()
+        elif self.cached is None and self.client.host is not None:
+            value = self._in_process()
+            if type(value) is not _ndarray:
+                return None
+        else:
+            return None
+        self.cached = value
+        return value
+
+    def _in_process(self):
+        """Embedded: waits, and returns the host's value as NumPy. READ-2: nothing is sent, and nothing in the order
+        waits for it. None: it failed, was deleted, or cannot be looked at now.
+        """
+        cdef Client client = self.client
+        cdef Handle handle = _handle(self.handle)
+        cdef Value value
+        if client.host is None or client.gated or self.layout.nbytes == 0:
+            return None  # XLA's empty shards may have a wrong shape
+        if client.core.get().poll(handle) == FutureState.kPending:
+            client.wait_raw(self.handle)
+        # Python's lock is held from here to the reference. `pumping`: another thread is inside a step, which has
+        # released the lock in a launch, so the host's tables may be in the middle of a change.
+        if self.deleted or client.gated or client.pumping or client.core.get().poll(handle) != FutureState.kReady:
+            return None
+        value = client.host.core.get().executor().value_of(client.core.get().id(), handle)
+        if value == NULL or Py_TYPE_(<PyObject*>value) != <PyObject*>client.value_type:
+            return None  # it is off its devices
+        return _asarray(<object><PyObject*>value)
 
     def _read(self):
         """READ-1: waits for an inline result and returns its bytes in C order; None when it failed or was deleted."""

@@ -36,6 +36,7 @@ cdef class Client:
     cdef list held                     # (handle, layout) of arrays released while a slice moved
     cdef Host host                     # embedded: the host that this client's threads run; else None
     cdef CppController* controller     # embedded: the controller
+    cdef object value_type             # embedded: see `embed`
     cdef bint pumping                  # embedded: a thread is inside a step
     cdef object liveness               # callable: raises when the controller process is gone
     cdef readonly uint64_t dispatches
@@ -65,11 +66,19 @@ cdef class Client:
     def __dealloc__(self):
         free(self.live)
 
-    def embed(self, controller, Host host not None):
-        """From now on this client's threads run `controller` and `host` themselves."""
+    def embed(self, controller, Host host not None, type value_type not None):
+        """From now on this client's threads run `controller` and `host` themselves. `value_type`: of the host's values
+        that are on their devices.
+        """
+        self.value_type = value_type
         self.keep = self.keep + (controller,)
         self.controller = <CppController*><size_t>controller.address
         self.host = host
+
+    @property
+    def is_embedded(self):
+        """Whether `embed` was called."""
+        return self.host is not None
 
     def close(self):
         """From now on sends nothing. Handles released from now on are dropped without a command."""

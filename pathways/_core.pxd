@@ -280,6 +280,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         void watched(vector[Value]*)
         void watched_half_way(vector[Value]*)
         bint is_throttled()
+        Value value_of(uint32_t, Handle)
         ExecutorStats stats()
         vector[string] describe_runs(size_t most)
         const Ledger& ledger()
@@ -381,6 +382,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const ErrorText*) except +
         const byte* read(Handle, size_t)
+        uint32_t id()
         cbool has_read_back()
         uint64_t last_tag()
         Status cancel(uint64_t, const_u64_span, string) except +

@@ -6,8 +6,6 @@ Launches, readiness and references are handled here. All other operations are me
 Included by `_core.pyx`.
 """
 
-from numpy import asarray as _asarray
-
 cdef object _is_ready = "is_ready"
 cdef object _block_until_ready = "block_until_ready"
 

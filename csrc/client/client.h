@@ -82,6 +82,7 @@ class Client {
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
                 std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const ErrorText* too_late = nullptr);
   uint64_t last_tag() const { return submitted(); }
+  uint32_t id() const { return options_.id; }
   /// Sets how many runs may be in flight from now on, at least 1. Any thread.
   void set_window(uint32_t window) { window_.store(window, std::memory_order_relaxed); }
   uint32_t window() const { return window_.load(std::memory_order_relaxed); }

@@ -7,6 +7,8 @@
 ///
 ///   MEM-7  a value is kept only in an object that was announced for it; so the ledger of the controller, which booked
 ///          the object, knows its size. A buffer that has failed keeps no value.
+///   READ-2 a value is defined before its client's future is ready, and stays until the client releases the handle. So
+///          an embedded client, which is on the executor's thread, reads a ready value from here and sends nothing.
 ///   OWN-1  a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
 ///          notified. Being gone is final.
 ///   ERR-2  a buffer that is missing here was on the lost predecessor of this host, if its client is not younger than
@@ -66,6 +68,11 @@ class ClientObjects : private ExecutorPart {
   Object* find(uint32_t id, Handle handle) {
     LocalClient* c = client(id);
     return c == nullptr ? nullptr : c->objects.find(handle);
+  }
+  /// READ-2: the value of a buffer that is defined, until something changes; nullptr: there is none.
+  Value value_of(uint32_t id, Handle handle) {
+    const Object* object = find(id, handle);
+    return object != nullptr && object->state == ObjectState::kDefined ? object->value : nullptr;
   }
   /// Makes the object of a handle. When the client did not release the old object at the same index, that object is
   /// released first.

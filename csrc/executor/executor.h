@@ -104,6 +104,9 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// this host knows.
   bool may_be_client(uint32_t id) const { return objects_.may_be_client(id); }
 
+  /// READ-2: the value of a buffer that is defined here, until the next call; nullptr: none.
+  Value value_of(uint32_t client, Handle handle) { return objects_.value_of(client, handle); }
+
   /// `words`: what follows the record. An invalid run (unknown plan, wrong counts) fails as a whole; no other run does.
   /// `read_ns`: when the host read the record, for a trace; 0: now.
   void on_run(const RunRecord& record, const uint64_t* words, int64_t read_ns = 0);
@@ -157,7 +160,6 @@ class Executor final : private OutputFinder, private Dispatcher {
   void set_predecessor_failure(std::string text, uint32_t youngest_client) {
     objects_.set_predecessor_failure(std::move(text), youngest_client);
   }
-
   /// Checks the oldest pending values of each ready queue, and starts what has become possible. Returns how many things
   /// were done.
   uint32_t poll();
@@ -171,12 +173,10 @@ class Executor final : private OutputFinder, private Dispatcher {
   bool is_idle() const {
     return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.count() == 0 && !puts_.is_waiting();
   }
-
   /// Traces the runs that are read from now on. See RunTrace.
   void start_trace(size_t capacity) { trace_.start(capacity); }
   void stop_trace() { trace_.stop(runs_); }
   RunTrace::Ring::Taken take_trace() { return trace_.take(); }
-
   /// How long each client kept each device busy.
   std::vector<DeviceClock::Use> device_uses() const { return clock_.uses(); }
   ExecutorStats stats() const;

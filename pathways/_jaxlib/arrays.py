@@ -15,10 +15,13 @@ from jax._src import array, core
 from jax._src.numpy import array_methods
 from jax.experimental import layout
 
+#: The type of JAX's own arrays of numbers.
+ARRAY_TYPE: type = array.ArrayImpl
+
 
 def is_concrete(value: Any) -> bool:
     """True for JAX's own arrays of numbers; not for tracers, keys, or other objects that JAX takes as an array."""
-    return type(value) is array.ArrayImpl
+    return type(value) is ARRAY_TYPE
 
 
 def is_tracer(value: Any) -> bool:

@@ -7,6 +7,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
 
 from pathways._jaxlib.arrays import (
+    ARRAY_TYPE,
     abstract_value,
     address_of,
     array_attributes,

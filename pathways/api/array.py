@@ -134,27 +134,17 @@ class Array(_Face):
         """Starts reading the value back; a later `np.asarray` finds it here. Waits for nothing.
 
         From now on results of this call that are small come with their completion (READ-1), at no cost of their own.
+        Embedded, there is nothing to start: the value is in this process (READ-2).
         """
         if self.is_deleted():
             raise self._deleted_error("copy_to_host_async()")
-        if self.cached is None:
+        if self.cached is None and not self.client.is_embedded:
             self._learn()
             self.cached = INLINE_RESULT if self.is_inline else self._read_back()
 
     def delete(self) -> None:
         """Gives the buffer back now. Any later use is refused."""
         self._forget()
-
-    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
-        """The value, fetched once and kept; read-only."""
-        value = self._value()
-        if not isinstance(value, np.ndarray):
-            raise TypeError(f"{self!r} has the extended dtype {self.dtype}; NumPy has nothing like it")
-        if dtype is not None and np.dtype(dtype) != value.dtype:
-            if copy is False:
-                raise ValueError(f"a copy is needed to make {dtype} of {value.dtype}, but copy=False was asked for")
-            return value.astype(dtype)
-        return value.copy() if copy else value
 
     #: Before NumPy's arrays, as JAX's are. `jax_interop` adds what NumPy asks for.
     __array_priority__ = 100
@@ -194,9 +184,14 @@ class Array(_Face):
         if self.cached is None:
             if self.layout.slice.cluster.platform != "cpu":
                 transfer_guard.check("device-to-host", ReadName(self), self)
+            value = self._in_process()
+            if value is not None:
+                self.cached = value = _jaxlib.from_physical(value, self.layout.dtype)
+                return value
             if not self.is_inline and self.client.state(self) == _FAILED:
                 raise self._failure()
             self.copy_to_host_async()
+            self.cached = self.cached or self._read_back()
         fetched = self.cached
         if isinstance(fetched, (ReadBack, InlineResult)):
             self.cached = fetched = fetched.result(self)
@@ -281,13 +276,10 @@ class Array(_Face):
             data = self._read()
             return None if data is None else value_of(self.layout, data)
         cluster = self.layout.slice.cluster
-        if cluster.driver is None or cluster.platform != "cpu" or self.nbytes > _SHOWN_BYTES or client.moving:
+        if cluster.platform != "cpu" or self.nbytes > _SHOWN_BYTES:
             return None
-        if client.in_flight:  # what reads it takes its place behind them
-            return None
-        fetch = self._read_back()  # the process is the host as well: nothing is transferred
-        client.pump()
-        return fetch.result(self) if fetch.is_here(self) else None
+        value = self._in_process()
+        return None if value is None else _jaxlib.from_physical(value, self.layout.dtype)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows: it would look for JAX's own ways to print a `jax.Array`."""

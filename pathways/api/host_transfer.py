@@ -73,7 +73,7 @@ class SharedMemory(HostTransfer):
 
     def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:  # noqa: D102
         kind: ArrayType = array.layout.cache
-        if kind.nbytes <= INLINE_BYTES:
+        if array.layout.nbytes <= INLINE_BYTES:
             data = np.asarray(leaf, dtype=kind.dtype).tobytes()
             self._client.put(array, payloads.put_inline(placement.number, data))
             return
@@ -82,7 +82,7 @@ class SharedMemory(HostTransfer):
         self._client.put(array, payloads.put_arena(placement.number, block.offset, block.nbytes), block)
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
-        nbytes = array.layout.cache.nbytes
+        nbytes = array.layout.nbytes
         block = self.allocate(max(nbytes, 1), f"reading {array!r}", array)
         token = self._client.new_token(array.layout.parts)
         read_back = _SharedMemoryReadBack(self._client, token, block)  # owns the token, also if this fails
@@ -205,11 +205,10 @@ class _InProcessReadBack(ReadBack):
 def value_of(layout: _core.Layout, data: Any) -> Any:
     """A fetched value, of read-only memory."""
     kind: ArrayType = layout.cache
-    value: Any = np.frombuffer(data, kind.dtype) if kind.nbytes else np.empty(0, kind.dtype)
-    value = value.reshape(kind.shape)
+    value: Any = np.ndarray(kind.shape, kind.dtype, data if layout.nbytes else b"")
     if value.flags.writeable:
         value.flags.writeable = False
-    return value if layout.dtype is kind.dtype else _jaxlib.from_physical(value, layout.dtype)
+    return value if layout.plain is not None else _jaxlib.from_physical(value, layout.dtype)
 
 
 def allocate(client: _core.Client, nbytes: int, what: object, array: Any = None) -> _core.BlockView:

@@ -217,7 +217,7 @@ class _Move:
                     new.space_set,
                     layout.space_bytes,
                 )
-                known.cache = layout.cache
+                known.cache, known.plain = layout.cache, layout.plain
             self._there[id(layout)] = known
         return known
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from pathways import _core, errors
+from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.effects import Effects
 from pathways.api.failures import UnreadFailures
@@ -74,7 +74,7 @@ class Session:
         self.transfer: HostTransfer
         if self.is_embedded:
             self.driver = control.driver
-            self.native.embed(control.controller, control.driver.core)
+            self.native.embed(control.controller, control.driver.core, _jaxlib.ARRAY_TYPE)
             self.transfer = InProcess(self.native, control.driver.local)
         else:
             self.transfer = SharedMemory(self.native, self.arena_trimmer)
@@ -234,6 +234,8 @@ def make_layout(key: Any, kind: ArrayType, slice: Slice, mesh: MeshSpec, binding
         kind.nbytes // math.prod(parts),
     )
     layout.cache = kind
+    # The short way of a read asks no transfer guard: there is none for memory of this process's own kind.
+    layout.plain = kind.dtype if dtype is kind.dtype and slice.cluster.platform == "cpu" else None
     return layout
 
 
