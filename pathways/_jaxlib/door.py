@@ -45,6 +45,7 @@ from pathways._jaxlib.jaxprs import (
     Literal,
     Scope,
     as_function,
+    bind_jit,
     closed_jaxpr,
     equation_context,
     evaluated,
@@ -120,6 +121,7 @@ from pathways._jaxlib.references import (
     plain_holder,
     reference_type,
 )
+from pathways._jaxlib.slice_meshes import accept_slice_meshes, slice_mesh, slice_name
 from pathways._jaxlib.thread_state import (
     current_level,
     is_jit_disabled,

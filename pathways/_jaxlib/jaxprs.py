@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax._src import core, pjit, sharding_impls
 from jax._src.interpreters import partial_eval
+from jax._src.mesh import empty_concrete_mesh
 from jax.sharding import AbstractMesh
 
 #: The module of a type that loops have among their parameters since JAX 0.12.
@@ -31,6 +32,11 @@ _Closed: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 def opened(value: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
     """A jaxpr, open or closed, as the open jaxpr and its constants."""
     return (value.jaxpr, value.consts) if isinstance(value, _Closed) else (value, ())
+
+
+def bind_jit(params: Mapping[str, Any], arguments: Sequence[Any]) -> list[Any]:
+    """Calls a jit with the parameters of another jit equation, as under no mesh."""
+    return list(jit_p.bind(*arguments, **{**params, "ctx_mesh": empty_concrete_mesh}))
 
 
 def closed_jaxpr(jaxpr: core.Jaxpr, constants: Sequence[Any]) -> Any:

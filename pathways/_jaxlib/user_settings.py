@@ -21,8 +21,10 @@ from jax._src.lib import guard_lib
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Since JAX 0.11 these two are in the module of meshes.
-_abstract: Any = getattr(mesh_lib, "abstract_mesh_context_manager", None) or config.abstract_mesh_context_manager
-_concrete: Any = getattr(mesh_lib, "device_context", None) or config.device_context
+abstract_mesh_setting: Any = (
+    getattr(mesh_lib, "abstract_mesh_context_manager", None) or config.abstract_mesh_context_manager
+)
+concrete_mesh_setting: Any = getattr(mesh_lib, "device_context", None) or config.device_context
 _legacy = config.mesh_context_manager  # of `with mesh:`; with `mesh_lib.thread_resources`
 _guards = {
     "host-to-device": config.transfer_guard_host_to_device,
@@ -33,7 +35,7 @@ _guards = {
 
 def is_mesh_set() -> bool:
     """Whether a mesh is set for this thread. Takes 0.4 us."""
-    for each in (_abstract.value, _concrete.value):
+    for each in (abstract_mesh_setting.value, concrete_mesh_setting.value):
         if each is not None and not each.empty:
             return True
     return bool(_legacy.value)
@@ -43,7 +45,9 @@ def is_mesh_set() -> bool:
 def no_mesh() -> Iterator[None]:
     """As if no mesh were set for this thread."""
     env = mesh_lib.thread_resources.env
-    before = [(each, each.swap_local(config.config_ext.unset)) for each in (_abstract, _concrete)]
+    before = [
+        (each, each.swap_local(config.config_ext.unset)) for each in (abstract_mesh_setting, concrete_mesh_setting)
+    ]
     before.append((_legacy, _legacy.swap_local(config.config_ext.unset)))
     mesh_lib.thread_resources.env = mesh_lib.EMPTY_ENV
     try:

@@ -12,17 +12,23 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from pathways import _jaxlib, errors
 from pathways.api.operators import KEPT, operations
 from pathways.api.placed import PlacedFunction, jit
 from pathways.api.put import device_put
-from pathways.api.slices import SliceSharding
+from pathways.api.slices import SliceSharding, slice_sharding
 
 
 def is_over_slice(sharding: Any) -> bool:
-    """Whether a sharding says which slice it is over."""
-    return isinstance(sharding, SliceSharding)
+    """Whether a sharding says that a value is to be on a slice.
+
+    In a trace, the types of a slice's values have shardings over the slice's mesh, which JAX hands on.
+    """
+    return isinstance(sharding, SliceSharding) or (
+        isinstance(sharding, NamedSharding) and _jaxlib.slice_name(sharding.mesh) is not None and _jaxlib.is_top_level()
+    )
 
 
 def put(x: Any, sharding: Any) -> Any:
@@ -32,7 +38,7 @@ def put(x: Any, sharding: Any) -> Any:
     return device_put(x, sharding)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any, sharding: SliceSharding) -> Any:
+def full(shape: Any, fill_value: Any, dtype: Any, sharding: NamedSharding) -> Any:
     """`jax.lax.full`, on the sharding's slice."""
 
     def make(value: Any) -> Any:
@@ -44,7 +50,7 @@ def full(shape: Any, fill_value: Any, dtype: Any, sharding: SliceSharding) -> An
         return _maker("full", make, (shape, dtype), sharding)(fill_value)
 
 
-def iota(dtype: Any, shape: Any, dimension: int, sharding: SliceSharding) -> Any:
+def iota(dtype: Any, shape: Any, dimension: int, sharding: NamedSharding) -> Any:
     """`jax.lax.broadcasted_iota`, on the sharding's slice."""
 
     def make() -> Any:
@@ -55,7 +61,9 @@ def iota(dtype: Any, shape: Any, dimension: int, sharding: SliceSharding) -> Any
     return _maker("iota", make, (dtype, shape, dimension), sharding)()
 
 
-def _maker(name: str, make: Callable[..., Any], what: Sequence[Any], sharding: SliceSharding) -> PlacedFunction:
+def _maker(name: str, make: Callable[..., Any], what: Sequence[Any], over: NamedSharding) -> PlacedFunction:
+    sharding = slice_sharding(over)
+    assert sharding is not None
     made = operations(sharding.slice.cluster).makers
     key: Hashable = (name, *(tuple(x) if isinstance(x, Sequence) else x for x in what), sharding.slice, sharding.spec)
     known: PlacedFunction | None = made.get(key)
@@ -66,8 +74,10 @@ def _maker(name: str, make: Callable[..., Any], what: Sequence[Any], sharding: S
     return known
 
 
-def from_callback(shape: Any, sharding: SliceSharding, callback: Callable[[Any], Any], dtype: Any) -> Any:
+def from_callback(shape: Any, over: NamedSharding, callback: Callable[[Any], Any], dtype: Any) -> Any:
     """`jax.make_array_from_callback`: each distinct part is asked for once."""
+    sharding = slice_sharding(over)
+    assert sharding is not None
     shape = tuple(shape)
     parts: dict[Any, Any] = {}
     for index in sharding.devices_indices_map(shape).values():

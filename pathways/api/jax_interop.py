@@ -23,6 +23,7 @@ from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
 from pathways.api.program import clear_caches
 from pathways.api.put import device_put
+from pathways.api.slices import slice_of_mesh
 from pathways.api.tracing import find_slice
 from pathways.compiler import primitives, specs
 from pathways.compiler.ir import MeshSpec, Spec
@@ -59,6 +60,7 @@ def install() -> None:
         primitives.refuse_here,
     )
     _jaxlib.accept_references(references.made, references.read, functools.partial(references.write, copy))
+    _jaxlib.accept_slice_meshes(_run_under_mesh)
     _jaxlib.guard_lowering(refuse_elsewhere)
     _jaxlib.clear_also(clear_caches)
     _jaxlib.wait_for_effects_also(effects.wait_for_all)
@@ -72,6 +74,11 @@ def _elsewhere(name: str) -> Callable[[Any, Any], Any] | None:
     if placement is None or home is None:
         return None
     return lambda closed, args: run(closed, placement.name, args, home=home)
+
+
+def _run_under_mesh(name: str, closed: Any, params: dict[str, Any], args: Sequence[Any]) -> Sequence[Any]:
+    """A `jax.jit` under the mesh of a slice, which is set: it runs there."""
+    return run(closed, params["name"], args, home=slice_of_mesh(name), jit=params)
 
 
 _warned: set[tuple[str, str]] = set()  # functions of which `_pulled` has spoken

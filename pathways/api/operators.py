@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib, errors
@@ -94,22 +94,35 @@ def operations(cluster: Session) -> Operations:
 
 @_jaxlib.outside_meshes
 def run(
-    closed: Any, name: str, args: Sequence[Any], like: Array | None = None, home: Slice | None = None
+    closed: Any,
+    name: str,
+    args: Sequence[Any],
+    like: Array | None = None,
+    home: Slice | None = None,
+    jit: Mapping[str, Any] | None = None,
 ) -> list[Array]:
     """Runs a closed jaxpr on `home`, or on arguments of which at least one is a `pw.Array`; see the module.
 
     The results are sharded as the compiler finds best: an elementwise operation keeps its operand's sharding. With
-    `like`, one of the arguments, they are sharded as that is.
+    `like`, one of the arguments, they are sharded as that is. `jit`: the parameters of a jit of the user's with that
+    jaxpr, which may have shardings and donated arguments.
 
     Raises:
         DeletedArrayError: an argument was deleted or donated.
         PlacementError: arrays of two clusters.
         ProgramError: it reads a variable, which only programs may.
     """
-    return current_shapes(lambda: _run_once(closed, name, args, like, home))
+    return current_shapes(lambda: _run_once(closed, name, args, like, home, jit))
 
 
-def _run_once(closed: Any, name: str, args: Sequence[Any], like: Array | None, home: Slice | None) -> list[Array]:
+def _run_once(
+    closed: Any,
+    name: str,
+    args: Sequence[Any],
+    like: Array | None,
+    home: Slice | None,
+    jit: Mapping[str, Any] | None,
+) -> list[Array]:
     arrays = [arg for arg in args if type(arg) is Array]
     for array in arrays:
         if array.is_deleted():
@@ -128,7 +141,8 @@ def _run_once(closed: Any, name: str, args: Sequence[Any], like: Array | None, h
             numbers.append(constant(arg))
         else:
             shapes.append(_jaxlib.abstract_value(arg))
-    where = (id(closed), home.mesh_spec.name, _jaxlib.trace_modes(), *shapes)
+    options = None if jit is None else tuple(jit[each] for each in ("in_shardings", "out_shardings", "donated_invars"))
+    where = (id(closed), home.mesh_spec.name, _jaxlib.trace_modes(), options, *shapes)
     key: Hashable = (where, tuple(numbers))
     known = table.known.get(key)
     if known is None and numbers and table.constants.get(where, 0) >= CONSTANTS:
@@ -142,7 +156,7 @@ def _run_once(closed: Any, name: str, args: Sequence[Any], like: Array | None, h
         with table.lock:
             known = table.known.get(key)
             if known is None:
-                known = _compile(closed, name, args, home, bool(numbers), like)
+                known = _compile(closed, name, args, home, bool(numbers), like, jit)
                 if numbers:
                     table.constants[where] = table.constants.get(where, 0) + 1
                 _keep(table, key, known, closed)
@@ -190,10 +204,16 @@ def _home(name: str, arrays: Sequence[Array]) -> Slice:
 
 
 def _compile(
-    closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_inside: bool, like: Array | None
+    closed: Any,
+    name: str,
+    args: Sequence[Any],
+    home: Slice,
+    numbers_inside: bool,
+    like: Array | None,
+    jit: Mapping[str, Any] | None,
 ) -> Compiled:
     """The program of an operation. It takes the arguments in order, without the numbers that are compiled in."""
-    function = _jaxlib.as_function(closed)
+    function = _jaxlib.as_function(closed) if jit is None else lambda *leaves: _jaxlib.bind_jit(jit, leaves)
     inside = {n: arg for n, arg in enumerate(args) if numbers_inside and type(arg) in _NUMBERS}
     slices = set()
     arguments = []
@@ -210,7 +230,10 @@ def _compile(
         return function(*[inside[n] if n in inside else next(rest) for n in range(len(args))])
 
     operation.__name__ = operation.__qualname__ = name
-    apart = len(slices) > 1 and len(closed.out_avals) > 1
+    apart = len(slices) > 1 and len(closed.out_avals) > 1 and jit is None
+    donated = [n for n, given in enumerate(jit["donated_invars"]) if given] if jit is not None else []
+    left = [n for n in range(len(args)) if n not in inside]
     wanted = None if like is None else specs.to_partition_spec(like.layout.spec[: len(like.layout.shape)])
     body = operation if apart else placed(operation, home.mesh_spec, name=name, out_shardings=wanted)
-    return Program(body, name=name, home=home).lower(*arguments).compile()
+    donate = [at for at, n in enumerate(left) if n in donated]
+    return Program(body, name=name, home=home, donate_argnums=donate).lower(*arguments).compile()

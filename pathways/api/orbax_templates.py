@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways import errors
 from pathways.api.session import current
-from pathways.api.slices import Slice, SliceSharding
+from pathways.api.slices import Slice, SliceSharding, slice_sharding
 
 
 def follow_templates(handler: Any) -> None:
@@ -77,11 +77,11 @@ def slice_of(sharding: Any) -> Slice | None:
     Raises:
         SliceError: no slice has its mesh, or several have.
     """
-    if isinstance(sharding, SliceSharding):
-        return sharding.slice
+    if (known := slice_sharding(sharding)) is not None:
+        return known.slice
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
         return None
-    fitting = [slice_ for slice_ in current().slices if slice_.mesh == sharding.mesh]
+    fitting = [slice_ for slice_ in current().slices if slice_.mesh.shape_tuple == sharding.mesh.shape_tuple]
     if len(fitting) == 1:
         return fitting[0]
     raise errors.SliceError(

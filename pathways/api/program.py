@@ -169,7 +169,8 @@ class Program(Handle):
         if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
             if _jaxlib.is_staging():
                 return self._stage(args, kwargs)
-            return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
+            # An eager jax.grad or jax.vmap: its placed steps run one by one.
+            return _jaxlib.outside_meshes(self._fun)(*args, **kwargs)
         # A mesh that is set for this process does not concern slices. The next call under it is short again.
         settings = trace_modes()
         return current_shapes(lambda: self._run_found(args, kwargs, deadline, settings))

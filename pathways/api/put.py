@@ -12,7 +12,7 @@ from pathways.api import transfer_guard
 from pathways.api.array import Array
 from pathways.api.compiled import move
 from pathways.api.host_values import physical, put_leaf
-from pathways.api.slices import Slice, SliceSharding
+from pathways.api.slices import Slice, slice_sharding
 from pathways.api.tracing import is_tracing, remember
 from pathways.compiler import specs
 from pathways.compiler.trace import as_argument
@@ -83,9 +83,9 @@ class ValueName:
 
 def _targets(x: Any, shardings: Any, spec: Any) -> list[tuple[Slice, Any]]:
     """Slice and spec of each leaf, where shardings say both."""
-    wanted = specs.broadcast(shardings, x, "shardings of device_put")
+    wanted = [slice_sharding(each) or each for each in specs.broadcast(shardings, x, "shardings of device_put")]
     for sharding in jax.tree_util.tree_leaves(shardings, is_leaf=lambda leaf: leaf is None):
-        if not isinstance(sharding, SliceSharding):
+        if slice_sharding(sharding) is None:
             raise errors.SliceError(
                 "pw.device_put expects a slice, or shardings over slices (slice.sharding(spec)), got "
                 f"{sharding!r} of type {type(sharding).__name__}"

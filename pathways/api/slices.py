@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from pathways import errors
-from pathways.api.tracing import remember
+from pathways import _jaxlib, errors
+from pathways.api.tracing import find_named, remember
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
@@ -40,9 +40,8 @@ class Device:
 class SliceSharding(NamedSharding):
     """A `jax.sharding.NamedSharding` over a slice's mesh that knows its slice; equal to the plain one.
 
-    Meshes of equal shape and names are one object to JAX, whatever slice they belong to: who has to find the slice of a
-    sharding (`jax.device_put`, restoring a checkpoint) asks this. Those of two slices are not equal. Shardings that cut
-    alike are equal, however their specs are written: `P()` and `P(None)`, `P("x")` and `P(("x",), None)`.
+    Those of two slices are not equal. Shardings that cut alike are equal, however their specs are written: `P()` and
+    `P(None)`, `P("x")` and `P(("x",), None)`.
     """
 
     slice: Slice
@@ -73,6 +72,8 @@ class SliceSharding(NamedSharding):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SliceSharding) and other.slice is not self.slice:
             return False
+        if isinstance(other, NamedSharding) and _jaxlib.slice_name(other.mesh) not in (None, self.mesh.slice_name):
+            return False
         return isinstance(other, NamedSharding) and bool(NamedSharding.__eq__(_plain(self), _plain(other)))
 
     def __hash__(self) -> int:
@@ -87,6 +88,32 @@ class SliceSharding(NamedSharding):
     def __reduce__(self) -> Any:
         """A pickle holds the mesh and the spec, and gives a plain sharding: a slice belongs to its process."""
         return NamedSharding, (self.mesh, self.spec)
+
+
+def slice_sharding(sharding: Any) -> SliceSharding | None:
+    """A sharding over a slice's mesh (`NamedSharding(slice.mesh, spec)`) as one that knows its slice; else None.
+
+    Raises:
+        SliceError: the slice is no more, or has another shape now.
+    """
+    if isinstance(sharding, SliceSharding):
+        return sharding
+    name = _jaxlib.slice_name(sharding.mesh) if isinstance(sharding, NamedSharding) else None
+    return None if name is None else slice_of_mesh(name).sharding(sharding.spec)
+
+
+def slice_of_mesh(name: str) -> Slice:
+    """The slice whose mesh has that name.
+
+    Raises:
+        SliceError: the slice is no more, or has another shape now.
+    """
+    slice_: Slice | None = find_named(name)
+    if slice_ is None:
+        raise errors.SliceError(f"the mesh is that of slice {name!r}, which is no more. Keep the slice")
+    if slice_.mesh_spec.name != name:
+        raise errors.SliceError(f"the mesh is that of {slice_!r} before it got another shape; take slice.mesh again")
+    return slice_
 
 
 def _plain(sharding: NamedSharding) -> NamedSharding:
@@ -126,6 +153,7 @@ class Slice:
         self.binding = binding
         self.mesh_spec = mesh
         self.mesh = specs.abstract_mesh(mesh)
+        remember(self)
 
     def next_mesh(self, shape: Sequence[int]) -> MeshSpec:
         """The mesh of another shape: a new name, because a name stands for one shape."""

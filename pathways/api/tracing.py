@@ -92,6 +92,11 @@ def find_slice(mesh: MeshSpec) -> Any:
     return _slices.get(mesh.name)
 
 
+def find_named(name: str) -> Any:
+    """The slice that has or had a mesh of that name; None: it is no more."""
+    return _slices.get(name)
+
+
 def stands_for(array: Any, variable: Any) -> None:
     """From now on `array`, which the variable owns, stands for it in programs."""
     _variables[id(array)] = variable

@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from pathways import _jaxlib, errors
 from pathways.compiler.ir import MeshSpec
+from pathways.compiler.specs import slice_mesh
 
 _CALLED = {"sharding_constraint": "jax.lax.with_sharding_constraint", "shard_map": "jax.shard_map", "jit": "jax.jit"}
 
@@ -80,8 +81,8 @@ def _own(eqn: Any) -> Iterator[Demand]:
                     for axis in ((entry,) if isinstance(entry, str) else entry)
                 }
                 if names:
-                    home = getattr(getattr(item, "slice", None), "mesh_spec", None)
-                    yield Demand(called, tuple((name, size) for name, size in sizes.items() if name in names), home)
+                    axes = tuple((name, size) for name, size in sizes.items() if name in names)
+                    yield Demand(called, axes, slice_mesh(item))
             elif isinstance(item, Mesh | AbstractMesh):
                 if not item.empty:
                     yield Demand(called, tuple(item.shape.items()))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.compiler.ir import MeshSpec, Spec
 
 
@@ -24,9 +24,9 @@ def axes_of(mesh: MeshSpec) -> tuple[tuple[str, int], ...]:
 def abstract_mesh(mesh: MeshSpec) -> AbstractMesh:
     """The `jax.sharding.AbstractMesh` of a slice: what a placed function's body sees."""
     axes = axes_of(mesh)
-    return AbstractMesh(
-        tuple(size for _, size in axes), tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes)
-    )
+    names, sizes = [name for name, _ in axes], [size for _, size in axes]
+    mesh_: AbstractMesh = _jaxlib.slice_mesh(mesh.name, names, sizes, [AxisType.Auto] * len(axes))
+    return mesh_
 
 
 def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], mesh: MeshSpec, what: object) -> Spec:
@@ -41,7 +41,8 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
         if any(kind is not AxisType.Auto for kind in spec.mesh.axis_types):
             raise errors.ShardingError(
                 f"{what}: the sharding is over a mesh with axes of types {spec.mesh.axis_types}, but those of a slice "
-                "are AxisType.Auto. Give the PartitionSpec alone, or slice.sharding(spec)"
+                "are AxisType.Auto. Give the PartitionSpec alone, or slice.sharding(spec). For explicit axes inside "
+                "of a placed function, put jax.sharding.explicit_axes around it"
             )
         is_own = slice_mesh(spec) == mesh  # perhaps taken from the slice when it had another shape
         if not is_own and dict(spec.mesh.shape) != dict(mesh.axes):
@@ -86,9 +87,13 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
 
 def slice_mesh(sharding: Any) -> MeshSpec | None:
     """The mesh of the slice of a sharding, or of an array's format; None if it has no slice."""
-    slice_ = getattr(getattr(sharding, "sharding", sharding), "slice", None)
-    mesh = getattr(slice_, "mesh_spec", None)
-    return mesh if isinstance(mesh, MeshSpec) else None
+    sharding = getattr(sharding, "sharding", sharding)
+    mesh = getattr(getattr(sharding, "slice", None), "mesh_spec", None)
+    if isinstance(mesh, MeshSpec):
+        return mesh
+    mesh = getattr(sharding, "mesh", None)
+    name = _jaxlib.slice_name(mesh)
+    return None if name is None or mesh is None else MeshSpec(name, tuple(mesh.shape_tuple))
 
 
 def to_partition_spec(spec: Spec) -> PartitionSpec:

@@ -281,7 +281,10 @@ def test_what_cannot_be_restored_says_so(add: Any, tmp_path: pathlib.Path) -> No
     slice_, twin = add((2, 2)), add((2, 2))
     state = {"a": pw.device_put(values((4, 4), "float32"), slice_)}
     save(tmp_path / "c", state)
-    plain = NamedSharding(slice_.mesh, P("x"))
+    axes = jax.sharding.AbstractMesh(
+        (2, 2), ("x", "y"), axis_types=slice_.mesh.axis_types
+    )  # of both slices, and of none
+    plain = NamedSharding(axes, P("x"))
     with pytest.raises(pw.errors.SliceError, match=r"slice\.sharding"):
         restore(tmp_path / "c", {"a": jax.ShapeDtypeStruct((4, 4), np.float32, sharding=plain)})
     alone = {"a": jax.ShapeDtypeStruct((4, 4), np.float32, sharding=add(1).sharding())}

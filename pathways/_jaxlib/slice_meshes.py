@@ -1,0 +1,125 @@
+"""The mesh of a slice as JAX sees it: an abstract mesh that knows which slice it is of, and that can be set.
+
+`slice_mesh` makes it, `accept_slice_meshes` teaches JAX to set one: `jax.set_mesh(slice.mesh)`. While it is set, what
+JAX itself would run in this process, by `jax.jit` or operation by operation, goes to the slice. Inside of a trace it is
+what `jax.sharding.use_abstract_mesh` is.
+
+Threading: a mesh is set for the calling thread. The table of meshes is guarded by a lock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import api, core, pjit, sharding_impls
+from jax._src import mesh as mesh_lib
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from pathways._jaxlib.user_settings import abstract_mesh_setting, concrete_mesh_setting
+
+_lock = threading.Lock()
+_known: weakref.WeakValueDictionary[Any, SliceMesh] = weakref.WeakValueDictionary()  # guarded by _lock
+
+
+class SliceMesh(AbstractMesh):
+    """Made by `slice_mesh`. It is equal to each abstract mesh of the same axes, because code that was written for the
+    mesh of one slice (`jax.shard_map(mesh=)`) may run on another. It is hashed as itself, so no cache takes it for
+    another.
+    """
+
+    slice_name: str
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, AbstractMesh)
+            and other.abstract_device is None
+            and other.shape_tuple == self.shape_tuple
+            and other.axis_types == self.axis_types
+        )
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def update(
+        self, axis_sizes: Any = None, axis_names: Any = None, axis_types: Any = None, **options: Any
+    ) -> AbstractMesh:
+        """With other types of axes it is a mesh of the same slice; with other axes, of none."""
+        if axis_sizes is None and axis_names is None and not options:
+            return slice_mesh(self.slice_name, self.axis_names, self.axis_sizes, axis_types or self.axis_types)
+        return super().update(axis_sizes, axis_names, axis_types, **options)
+
+    def __reduce__(self) -> Any:
+        """A pickle has the axes alone: a slice belongs to its process."""
+        return AbstractMesh, (self.axis_sizes, self.axis_names, self.axis_types)
+
+
+def slice_mesh(name: str, axes: Sequence[str], sizes: Sequence[int], types: Sequence[AxisType]) -> SliceMesh:
+    """The mesh of the slice of that name; the same object for the same axes."""
+    key = name, tuple(axes), tuple(sizes), tuple(types)
+    with _lock:
+        mesh = _known.get(key)
+        if mesh is None:
+            mesh = object.__new__(SliceMesh)
+            fields = {
+                "axis_sizes": key[2],
+                "axis_names": key[1],
+                "axis_types": key[3],
+                "abstract_device": None,
+                "size": math.prod(sizes),
+                "slice_name": name,
+            }
+            for field, value in fields.items():
+                object.__setattr__(mesh, field, value)
+            _known[key] = mesh
+    return mesh
+
+
+def slice_name(mesh: Any) -> str | None:
+    """The name of the slice whose mesh it is; None: of none."""
+    return mesh.slice_name if isinstance(mesh, SliceMesh) else None
+
+
+def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]], Sequence[Any]]) -> None:
+    """Lets a slice's mesh be set. While one is set, a `jax.jit` at the top level calls `run(slice's name, closed jaxpr,
+    parameters, arguments)`. A `PartitionSpec` alone is one on that slice."""
+    plain_set, plain_context, plain_spec = sharding_impls.set_mesh, pjit.get_ctx_mesh, api.pspec_to_sharding
+    plain_call = pjit._pjit_call_impl_python
+
+    class set_mesh(plain_set):  # type: ignore[misc, valid-type]
+        """`jax.set_mesh`, which also takes the mesh of a slice (`slice.mesh`)."""
+
+        __doc__ = plain_set.__doc__
+
+        def __init__(self, mesh: Any) -> None:
+            if not isinstance(mesh, SliceMesh):
+                super().__init__(mesh)
+                return
+            self.prev_abstract_mesh = abstract_mesh_setting.swap_local(mesh)
+            self.prev_mesh = concrete_mesh_setting.swap_local(mesh_lib.empty_concrete_mesh)
+
+    def context(use_resource_env: bool) -> Any:
+        mesh = abstract_mesh_setting.value
+        if isinstance(mesh, SliceMesh) and not use_resource_env and core.trace_state_clean():
+            return mesh
+        return plain_context(use_resource_env)
+
+    def spec_on(name: str, value: Any) -> Any:
+        mesh = abstract_mesh_setting.value
+        if isinstance(value, PartitionSpec) and isinstance(mesh, SliceMesh):
+            return NamedSharding(mesh, value)
+        return plain_spec(name, value)
+
+    def call(*args: Any, **params: Any) -> Any:
+        if isinstance(params["ctx_mesh"], SliceMesh):
+            return list(run(params["ctx_mesh"].slice_name, params["jaxpr"], params, args)), None, None, []
+        return plain_call(*args, **params)
+
+    pjit._pjit_call_impl_python = call
+    jax.set_mesh = sharding_impls.set_mesh = jax.sharding.set_mesh = set_mesh
+    pjit.get_ctx_mesh = context
+    api.pspec_to_sharding = spec_on
