@@ -281,9 +281,8 @@ def test_what_cannot_be_restored_says_so(add: Any, tmp_path: pathlib.Path) -> No
     slice_, twin = add((2, 2)), add((2, 2))
     state = {"a": pw.device_put(values((4, 4), "float32"), slice_)}
     save(tmp_path / "c", state)
-    axes = jax.sharding.AbstractMesh(
-        (2, 2), ("x", "y"), axis_types=slice_.mesh.axis_types
-    )  # of both slices, and of none
+    # The axes of both slices, and of none in particular.
+    axes = jax.sharding.AbstractMesh((2, 2), ("x", "y"), axis_types=slice_.mesh.axis_types)
     plain = NamedSharding(axes, P("x"))
     with pytest.raises(pw.errors.SliceError, match=r"slice\.sharding"):
         restore(tmp_path / "c", {"a": jax.ShapeDtypeStruct((4, 4), np.float32, sharding=plain)})
@@ -404,7 +403,7 @@ def test_notes_are_what_they_were() -> None:
 
 def test_without_orbax_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ImportError, match=r"pathways\[checkpoint\]"):
+    with pytest.raises(ImportError, match=r"pathways-jax\[checkpoint\]"):
         pw.checkpoint.register.__wrapped__()
 
 
