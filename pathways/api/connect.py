@@ -212,7 +212,8 @@ class Cluster(HostsInUse):
 
         `dispatches`: runs this client submitted. `launches`: XLA launches, summed over hosts. `bytes_moved`: bytes that
         transfers brought from slice to slice. `compiles`: XLA compilations, by host. Hosts count from their last
-        start; `restarts` under `hosts` says how many of those there were after losses. `variables`: the name, type,
+        start; `restarts` under `hosts` says how many of those there were after losses. `first_calls`: the seconds that
+        the newest 64 first calls of this client took to trace, partition and compile. `variables`: the name, type,
         slice and bytes on each device of this client's variables, the biggest first. The rest under `controller`,
         `hosts`, `clients`.
         """
@@ -233,6 +234,7 @@ class Cluster(HostsInUse):
             "gangs": [int(host.get("gangs", 0)) for host in hosts],
             "bytes_moved": sum(int(host.get("bytes_moved", 0)) for host in hosts),
             "compiles": [int(host.get("compiles", 0)) for host in hosts],
+            "first_calls": self.first_calls.now(),
             "variables": [dataclasses.asdict(each) for each in variables],
             **stats,
         }

@@ -23,6 +23,7 @@ from pathways.api import references, variables
 from pathways.api.array import Array
 from pathways.api.closing_over import ClosesOver
 from pathways.api.compiled import Compiled, Lowering, current_shapes
+from pathways.api.first_calls import FirstCall
 from pathways.api.lowered import Lowered, Tracing
 from pathways.api.lowering import lower
 from pathways.api.registration import in_time
@@ -359,12 +360,14 @@ class Program(Handle):
                 known = self._known(key)
                 if known is None:
                     self._compiled = {each: is_for for each, is_for in self._compiled.items() if not is_for.is_outdated}
-                    lowering = self._compiling.pop(key, None) or self._lower(split)
-                    try:
-                        known = lowering.compile(split.tree)
-                    except errors.DeadlineExceededError:
-                        self._compiling = {key: lowering}  # the hosts go on, for a call that comes later
-                        raise
+                    with cluster.first_calls.begin(self._name) as call:
+                        lowering = self._compiling.pop(key, None) or self._lower(split, call)
+                        call.stage("compile")
+                        try:
+                            known = lowering.compile(split.tree)
+                        except errors.DeadlineExceededError:
+                            self._compiling = {key: lowering}  # the hosts go on, for a call that comes later
+                            raise
                     known.asked = cluster
                     self._compiled[key] = known
         return known, split.leaves
@@ -383,8 +386,11 @@ class Program(Handle):
                 return array.layout.slice.cluster
         return None
 
-    def _lower(self, split: Split) -> Lowering:
-        return self._partition(*self._trace(split))
+    def _lower(self, split: Split, call: FirstCall) -> Lowering:
+        call.stage("trace")
+        traced = self._trace(split)
+        call.stage("partition")
+        return self._partition(*traced)
 
     @_jaxlib.outside_meshes
     def _trace(self, split: Split) -> tuple[Traced, Session, list[Slice]]:

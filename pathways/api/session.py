@@ -15,6 +15,7 @@ from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.effects import Effects
 from pathways.api.failures import UnreadFailures
+from pathways.api.first_calls import FirstCalls
 from pathways.api.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
 from pathways.api.slices import Device, Slice, VirtualDeviceSet
 from pathways.api.tracing import remember
@@ -70,6 +71,7 @@ class Session:
         )
         self.arena_trimmer = ArenaTrimmer(self.native)
         self.failures = UnreadFailures(self.native)
+        self.first_calls = FirstCalls()
         self.driver = None
         self.transfer: HostTransfer
         if self.is_embedded:

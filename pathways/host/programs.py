@@ -129,6 +129,7 @@ class Programs:
         """Statistics, for people to read."""
         return {
             "compiles": self._compiles.count,
+            "compile_seconds": round(self._compiles.seconds, 3),
             "compile_cache_hits": self._compiles.hits,
             "executables": len(self._executables),
             "programs": len(self.by_number),
@@ -216,19 +217,21 @@ class Programs:
 
 
 class CompileCounter:
-    """Counts XLA compilations of this process, by JAX's own monitoring events.
+    """Counts and times XLA compilations of this process, by JAX's own monitoring events.
 
     `hits`: those of them that JAX's persistent cache had.
     """
 
     def __init__(self) -> None:
         self.count = self.hits = 0
+        self.seconds = 0.0
         jax.monitoring.register_event_listener(self._hear)
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, duration: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self.count += 1
+            self.seconds += duration
 
     def _hear(self, event: str, **_: Any) -> None:
         if event == "/jax/compilation_cache/cache_hits":
