@@ -4,7 +4,7 @@ The rest of the package calls these functions as `_jaxlib.name`. Nothing else in
 `jaxlib._jax` or `jaxlib.mlir`. Each function is tested per jaxlib version in `tests/python/test_jaxlib_door.py`. Known
 versions: `OLDEST <= jaxlib < TOO_NEW` (`versions`); `check_versions` refuses any other.
 
-The modules, by subject: `versions`, `processes`, `thread_state`, `user_settings`; values are `arrays` and
+The modules, by subject: `versions`, `processes`, `thread_state`, `user_settings`, `tracebacks`; values are `arrays` and
 `physical_form`; a program goes from `jaxprs` through `references`, `effects`, `callbacks`, `callback_order` and
 `lowering` to `mlir_modules` and the `partitioner` (`compiler_log` keeps it quiet); a host runs it by `executables` and
 `callback_hosting`; `foreign_arrays`, `foreign_shardings` and `slice_meshes` teach JAX types of ours.

@@ -133,6 +133,7 @@ from pathways._jaxlib.thread_state import (
     trace_modes,
     value_checks,
 )
+from pathways._jaxlib.tracebacks import keep_filter_answers
 from pathways._jaxlib.user_settings import (
     guard_level,
     has_user_settings,

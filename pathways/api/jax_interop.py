@@ -64,6 +64,7 @@ def install() -> None:
     _jaxlib.guard_lowering(refuse_elsewhere)
     _jaxlib.clear_also(clear_caches)
     _jaxlib.wait_for_effects_also(effects.wait_for_all)
+    _jaxlib.keep_filter_answers()
     primitives.transfer_p.def_impl(_transfer)
 
 

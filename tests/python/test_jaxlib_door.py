@@ -280,3 +280,34 @@ def test_a_primitive_that_runs_alone():
         twice.bind(np.float32(3))
     _jaxlib.run_alone(twice)
     assert twice.bind(np.float32(3)) == 6
+
+
+def test_the_filter_of_tracebacks_asks_once_for_each_file() -> None:
+    """JAX's frames go from a traceback as before; a library that registers itself later is heard."""
+    script = """
+        import os, tempfile, traceback
+        import jax
+        from jax._src import traceback_util
+        from pathways import _jaxlib
+
+        asked = []
+        plain = traceback_util._path_starts_with
+        traceback_util._path_starts_with = lambda *paths: asked.append(paths) or plain(*paths)
+        _jaxlib.keep_filter_answers()
+
+        def files():
+            before = len(asked)
+            try:
+                jax.jit(lambda x: x @ x)(jax.numpy.ones((2, 3)))
+            except TypeError as error:
+                frames = traceback.extract_tb(error.__traceback__)
+            return {frame.filename for frame in frames}, len(asked) - before
+
+        first, second = files(), files()
+        assert first[0] == second[0] and first[1] > 0 and second[1] == 0, (first, second)
+        assert traceback_util.include_filename(tempfile.gettempdir() + "/library/a.py")
+        traceback_util.register_exclusion(tempfile.gettempdir() + "/library")
+        assert not traceback_util.include_filename(tempfile.gettempdir() + "/library/a.py")
+    """
+    ran = python(script)
+    assert ran.returncode == 0, ran.stderr
