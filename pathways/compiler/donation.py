@@ -160,14 +160,16 @@ def _donate(program: LogicalProgram, nodes: list[Node], results: Sequence[int]) 
             continue
         # A computation with callbacks donates nothing: a thread beside the enqueue thread launches it later, and its
         # inputs must still exist then.
-        free = [] if computations[node.computation].callbacks else [values[v] for v in node.outputs]
+        outputs = () if computations[node.computation].callbacks else node.outputs
+        free = collections.Counter(values[v] for v in outputs)
+        heads = [head(v) for v in node.inputs]
+        uses = collections.Counter(heads)
         chosen = []
-        for v in node.inputs:
-            dies = head(v) not in kept and last_read[head(v)] == number
-            alone = sum(head(other) == head(v) for other in node.inputs) == 1
-            chosen.append(dies and alone and values[v] in free)
+        for v, buffer in zip(node.inputs, heads, strict=True):
+            dies = buffer not in kept and last_read[buffer] == number
+            chosen.append(dies and uses[buffer] == 1 and free[values[v]] > 0)
             if chosen[-1]:
-                free.remove(values[v])
+                free[values[v]] -= 1
         wanted.append(tuple(chosen))
     return agree(nodes, wanted, computations)
 
