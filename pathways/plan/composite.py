@@ -151,8 +151,9 @@ class _Builder:
         chain = segments(program)
         kept |= self.kept(program)
         last = {v: n for n, segment in enumerate(chain) for v in segment.inputs} | dict.fromkeys(program.results, -1)
-        mine = {*owned, *(v for segment in chain for v in segment.outputs)}
+        mine = set(owned)
         for n, segment in enumerate(chain):
+            mine |= _own_outputs(segment, mine)
             taken = {v for v in segment.inputs if v in mine and last[v] == n and segment.inputs.count(v) == 1}
             if isinstance(segment, Run):
                 self._run(segment, numbers, taken, kept)
@@ -276,7 +277,11 @@ class _Builder:
             if is_first_apart:
                 now = iteration(now, own & first, late | unsafe)
             if loop.count > is_first_apart:
-                now = self._end(iteration(self._begin(LOOP, loop.count - is_first_apart, now), own, late))
+                begun = len(self._steps)
+                now = iteration(self._begin(LOOP, loop.count - is_first_apart, now), own, late)
+                if all(step.kind != RUN for step in self._steps[begun:]):  # the body hands on what it gets
+                    self._append(_passing(body, body.results[:1], []), now[:1], ())
+                now = self._end(now)
             numbers.update(zip(turns.outputs, now, strict=True))
             return
         if ahead is not None:
@@ -325,6 +330,14 @@ def _chosen(program: LogicalProgram, scalar: int, values: Sequence[int], takes: 
     return dataclasses.replace(
         part, nodes=tuple(nodes), arguments=part.arguments[: 1 + there], donated_arguments=(False, *takes)
     )
+
+
+def _own_outputs(segment: Run | Turns, owned: Collection[int]) -> set[int]:
+    """The outputs whose buffer may be taken. What a loop only hands on may be any of its inputs under a second name."""
+    if isinstance(segment, Run) or segment.loop.count is None or set(segment.inputs) <= set(owned):
+        return set(segment.outputs)
+    body = segment.loop.body
+    return {v for v, result in zip(segment.outputs, body.results, strict=True) if _is_made(body, body.results, result)}
 
 
 def _is_made(program: LogicalProgram, values: Sequence[int], value: int) -> bool:

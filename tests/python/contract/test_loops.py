@@ -105,3 +105,42 @@ def test_a_while_loop_is_shown(add: Any) -> None:
     np.testing.assert_array_equal(program(x), 4 * x)
     text = program.lower(x).as_text("plan")
     assert "of jax.lax.while_loop(%1, %0), while its first result is true" in text and "call f." in text
+
+
+@pytest.mark.parametrize("behind", ["nothing", "reads", "sends", "reads both"])
+@pytest.mark.parametrize("body", ["alone", "beside", "swapped", "within"])
+def test_a_long_loop_whose_body_computes_nothing(add: Any, body: str, behind: str) -> None:
+    """The compiler finds that a function gives what it got. So the loop hands on a buffer, which the caller keeps."""
+    here, there = add(1), add(1)
+    same = pw.jit(lambda x: x * 1, devices=here)
+    halve = pw.jit(lambda x: x / 2, devices=here)
+    double = pw.jit(lambda x: x * 2, devices=here)
+    away = pw.jit(lambda x: x + 1, devices=there)
+
+    def alone(c: Any) -> Any:
+        return same(c[0]), same(c[1])
+
+    bodies: dict[str, Any] = {
+        "alone": alone,
+        "beside": lambda c: (same(c[0]), halve(double(c[1]))),
+        "swapped": lambda c: (c[1], c[0]),
+        "within": lambda c: jax.lax.scan(lambda c, _: (alone(c), None), c, None, length=17)[0],
+    }
+    readers: dict[str, Any] = {
+        "nothing": lambda a, b, x: (a, b),
+        "reads": lambda a, b, x: (double(a), b),
+        "sends": lambda a, b, x: (away(a), b),
+        "reads both": lambda a, b, x: (double(a), away(b), halve(x)),
+    }
+
+    @pw.program
+    def program(x: Any, y: Any) -> Any:
+        last, _ = jax.lax.scan(lambda c, _: (bodies[body](c), None), (x, y), None, length=20)  # without a counter
+        return readers[behind](*last, x)
+
+    x, y = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+    read = {"nothing": (x, y), "reads": (x * 2, y), "sends": (x + 1, y), "reads both": (x * 2, y + 1, x / 2)}[behind]
+    for a, b in ((x, y), (pw.device_put(x, here), pw.device_put(y, here))):
+        for got, expected in zip(program(a, b), read, strict=True):
+            np.testing.assert_array_equal(np.asarray(got), expected)
+    np.testing.assert_array_equal(np.asarray(a), x)
