@@ -78,7 +78,7 @@ def until(call: Any, f: Any, g: Any, x: Any) -> Any:
     return call("end", jax.lax.while_loop(lambda x: x < TURNS, lambda x: g(call("a", f(x))), x))
 
 
-def tested(call: Any, f: Any, g: Any, x: Any) -> Any:
+def in_the_test(call: Any, f: Any, g: Any, x: Any) -> Any:
     return jax.lax.while_loop(lambda x: call("test", x) < TURNS, lambda x: g(f(x)), x)
 
 
@@ -116,7 +116,7 @@ def loop_in_branch(call: Any, f: Any, g: Any, x: Any) -> Any:
     return jax.lax.cond(x < 5, lambda x: call("not", g(x)), loop, x)
 
 
-PROGRAMS = (fori, scan, until, tested, bounded, nested, in_branches, branch, loop_in_branch)
+PROGRAMS = (fori, scan, until, in_the_test, bounded, nested, in_branches, branch, loop_in_branch)
 
 
 @pytest.mark.sampled(0.3)
