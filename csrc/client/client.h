@@ -13,10 +13,10 @@
 /// So the client checks its own deadlines too, whenever it polls its inbox.
 ///
 /// END-1: a read of an array waits for two futures: the one that the hosts complete when they have written the bytes,
-/// and the array itself, its source. A host may not know yet that the array has failed here: by a cancel, by a deadline,
-/// or because the notice of a lost host came first. So a read ends when either of them ends.
+/// and the array itself, its source. A host may not know yet that the array has failed here: by a cancel, by a
+/// deadline, or because the notice of a lost host came first. So a read ends when either of them ends.
 ///   END-1a  Before a thread sleeps, both futures have their waited bit, or are not pending. The thread drew its ticket
-///           before. So whoever ends one of them later rings, and this ring ends the sleep: no order of the two loses it.
+///           before. So whoever ends one of them later rings, and this ring ends the sleep, in each order of the two.
 ///   END-1b  A failed source decides, whatever came of the bytes: so all readers of an array get one outcome.
 ///   END-1c  A source that was released says nothing any more (FUT-3): then the bytes alone decide.
 ///

@@ -3,8 +3,8 @@
 /// Nobody may wait for a result: it was deleted, or its run was submitted for its effect. So a failure that no one has
 /// read is told when the last future that has it is released, as asyncio tells of exceptions that nobody retrieved.
 ///
-///   UNREAD-1 (once)  A failure is told once, or never because its text was read. Futures that fail with one text within
-///                    `kTogether` are one failure: the results of a run, and what depends on them.
+///   UNREAD-1 (once)  A failure is told once, or never because its text was read. Futures that fail with one text,
+///                    less than `kTogether` apart, are one failure: the results of a run, and what depends on them.
 ///   UNREAD-2 (late)  A future that was released before it failed has nobody who can read it: its failure counts.
 ///   UNREAD-3 (calm)  What the client has cancelled, and tokens of reads and tasks, are never told.
 ///
