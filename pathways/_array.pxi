@@ -20,7 +20,7 @@ cdef class Layout:
     cdef readonly uint32_t parts      # the number of those hosts
     cdef readonly uint64_t nbytes
     cdef public object cache          # for the api's use
-    cdef public object plain          # the NumPy dtype as which its bytes are read; None: the api converts what was read
+    cdef public object plain          # the NumPy dtype of its bytes; None: the api converts what was read
     cdef readonly uint32_t space_set  # the devices that hold it, for the ledger of memory
     cdef readonly uint64_t space_bytes  # its bytes on each of these devices
     cdef readonly bint is_retired

@@ -220,7 +220,7 @@ cdef class Client:
         """Waits for a future. Returns "ready", "failed" or "released"; "pending" when `timeout` seconds are over.
 
         `source`: the array that this future reads; when the array has failed, the answer is "failed", whatever came of
-        the future (END-1). A negative timeout sets no limit. Ctrl-C ends only the wait. Raises when the cluster is gone.
+        the future (END-1). A negative timeout sets no limit. Ctrl-C ends only the wait. Raises if the cluster is gone.
         """
         cdef Handle handle = _handle(raw)
         cdef Handle read = _handle(source)
