@@ -300,13 +300,6 @@ def test_a_branch_hands_on_an_argument_that_lies_nowhere(handed_on_first: bool) 
             assert program.meshes[program.values[program.results[0]].mesh] == SLICES["a"]
 
 
-def test_a_schedule_needs_what_is_known() -> None:
-    text = refused(
-        lambda x: jax.lax.scan(lambda c, _: (PLACED.f(c, c), None), x, None, length=17)[0], X, schedule="1F1B"
-    )
-    assert text.startswith("ScheduleError") and "17 iterations" in text and "unroll=" in text
-
-
 def test_jax_refuses_bodies_that_change_types_and_tests_that_are_no_truth_value() -> None:
     f = PLACED.f
     for fun in (

@@ -108,7 +108,7 @@ def test_ordered_callbacks_keep_their_order_or_the_schedule_is_refused():
     def backwards(ws, xs):
         return [second(y, ws[1]) for y in reversed([first(x, ws[0]) for x in xs])]
 
-    with pytest.raises(errors.ScheduleError, match=r"cannot be followed: .* by the order of their callbacks"):
+    with pytest.raises(errors.ScheduleError, match=r"cannot be followed: .* by its data"):
         compiled(backwards, meshes, 4, "GPipe")
 
 
