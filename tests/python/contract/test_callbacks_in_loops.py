@@ -335,7 +335,9 @@ def test_everything_of_a_loop_comes_back(add: Any, cluster: Any, quiet: Callable
         jax.effects_barrier()
         cluster.effects.forget()
 
-    runs()
+    for _ in range(2):  # what a test before this one has left open may end with the first of these
+        runs()
     before = quiet()["kept"]
-    runs()
+    for _ in range(3):
+        runs()
     quiet(back_to=before)
