@@ -66,7 +66,7 @@ cdef class Client:
     def __dealloc__(self):
         free(self.live)
 
-    def embed(self, controller, Host host not None, type value_type not None):
+    def embed(self, controller, Host host not None, value_type not None):
         """From now on this client's threads run `controller` and `host` themselves. `value_type`: of the host's values
         that are on their devices.
         """

@@ -268,6 +268,7 @@ def test_ctrl_c_is_no_failure_of_what_it_comes_amid(cluster: Any, add: Any, monk
     array = insist(lambda: pw.device_put(x + 1, one))
     result = insist(lambda: double(array))
     np.testing.assert_array_equal(insist(lambda: np.asarray(result)), (x + 1) * 2)
+    assert insist(lambda: np.asarray(double(np.zeros((0, 3))))).shape == (0, 3)  # empty values are always fetched
     assert interrupts == len(amid) == (2 if cluster.driver is not None else 0)
     # Handlers that are set later, and call the one before, see it as well.
     seen: list[int] = []
