@@ -58,6 +58,8 @@ def checks(is_deep: bool = False) -> dict[str, list[str]]:
         table["cython-lint"] = ["cython-lint", *cython]
     if cxx:
         table["clang-format"] = ["clang-format", "--dry-run", "--Werror", *cxx]
+        # clang-format leaves comments as they are, so it does not see long ones.
+        table["line lengths"] = ["bash", "-c", "! grep -nHE '^.{121,}' \"$@\"", "bash", *cxx]
     commands = ROOT / "build/dev/compile_commands.json"
     if shutil.which("clang-tidy") and commands.exists():
         entries = json.loads(commands.read_text())[::-1]  # the first of a file counts: later ones are for the models

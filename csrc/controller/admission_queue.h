@@ -1,21 +1,22 @@
 /// Which records enter the order, wait, or are refused. Every valid record of a client comes here (Inbox), and every
 /// cancel.
 ///
-/// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. A run that is not admitted
-/// holds back the later records of its own client, but no other client's. Only releases and fetches of buffers that no
-/// held record names pass it, and the steps of saves that read no buffer. Held records are tried again, the oldest
-/// client first, whenever a run has ended or a block was released. A run that only live buffers keep out gets turns. In
-/// a turn nobody else is admitted to the run's memory spaces; otherwise clients that release some buffers and make
-/// others could keep the run out for ever. MEM-3: a run that can never fit fails at once. A run that only live buffers
-/// keep out fails after a short grace, in which releases that are on their way can arrive. It waits longer while
-/// another client that holds some of these buffers has runs in flight, and for a new grace when a record of another
-/// client has failed, some times at most. A record of a client for whose tasks hosts keep memory waits until they are
-/// over. MEM-5: a record that its client's quota has no room for waits for its own client only: it gets no turns and
-/// keeps nobody out. It fails when it can never fit. When only the client's own buffers keep it out, it fails after the
-/// grace, or waits until the client has released some, as the client has asked (AtQuota). FLOW-1: held records of a
-/// client that has as much under way as allowed are not ordered. SHARE-2: a held run for which there is memory enters
-/// when the policy says so (DeviceShares). ERR-2: a held run that needs lost hosts and surviving hosts stays held until
-/// all its hosts are there.
+/// MEM-2    A run is admitted (sequencer/admission.h) before it gets its place in the order. A run that is not admitted
+///          holds back the later records of its own client, but no other client's. Only releases and fetches of buffers
+///          that no held record names pass it, and the steps of saves that read no buffer. Held records are tried
+///          again, the oldest client first, whenever a run has ended or a block was released. A run that only live
+///          buffers keep out gets turns. In a turn nobody else is admitted to the run's memory spaces; otherwise
+///          clients that release some buffers and make others could keep the run out for ever.
+/// MEM-3    A run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in
+///          which releases that are on their way can arrive. It waits longer while another client that holds some of
+///          these buffers has runs in flight, and for a new grace when a record of another client has failed, some
+///          times at most. A record of a client for whose tasks hosts keep memory waits until they are over.
+/// MEM-5    A record that its client's quota has no room for waits for its own client only: it gets no turns and keeps
+///          nobody out. It fails when it can never fit. When only the client's own buffers keep it out, it fails after
+///          the grace, or waits until the client has released some, as the client has asked (AtQuota).
+/// FLOW-1   Held records of a client that has as much under way as allowed are not ordered.
+/// SHARE-2  A held run for which there is memory enters when the policy says so (DeviceShares).
+/// ERR-2    A held run that needs lost hosts and surviving hosts stays held until all its hosts are there.
 ///
 /// State: the line of clients with held records, and each client's line (HeldRecords) and turns (ClientState).
 /// Invariants: `holding_` lists exactly the clients whose `held` is not empty, each once; the oldest first.

@@ -15,11 +15,13 @@
 ///   Grants          the order, the records that wait in it, what dropped runs leave behind (ORD-1, GANG-1); in it,
 ///                   DeviceTimes, and SequentialDispatchForTesting when Options::sequential is set
 ///   Loops           composites under way, which become runs one by one (CLI-1, WALK-1); Composites: what was
-///   registered Deadlines       runs that have a deadline (DEAD-1) AdmissionQueue  held records, turns and claims; who
-///   is refused (MEM-2, MEM-3) Inbox           what is read from the rings and how it is checked; plans' owners
-///   (TRUST-1, FLOW-1) OrderTrace      when runs were submitted, ordered and granted, while a trace is on (TRACE-3); in
-///   Grants Recovery        lost hosts and their successors (ERR-2, ARENA-5) Controller      the mailbox, the thread,
-///   the statistics, the pass, the end of a client (OWN-1), suspended clients
+///                   registered
+///   Deadlines       runs that have a deadline (DEAD-1)
+///   AdmissionQueue  held records, turns and claims; who is refused (MEM-2, MEM-3)
+///   Inbox           what is read from the rings and how it is checked; plans' owners (TRUST-1, FLOW-1)
+///   OrderTrace      when runs were submitted, ordered and granted, while a trace is on (TRACE-3); in Grants
+///   Recovery        lost hosts and their successors (ERR-2, ARENA-5)
+///   Controller      the mailbox, the thread, the statistics, the pass, the end of a client (OWN-1), suspended clients
 ///
 /// One pass (`step`), in this order:
 ///   1. mail: registrations, removals, losses, suspensions, questions, each as a whole

@@ -1,16 +1,17 @@
 /// The order at the controller: a record enters it, waits there for its grant, goes to its hosts' outboxes, and a run
 /// is retired when all its hosts have completed it.
 ///
-/// AdmissionQueue submits the records of clients, the Controller those that it makes itself. Inbox
-/// passes on what hosts report. Deadlines and AdmissionQueue drop runs that wait. Recovery closes and opens hosts. With
+/// AdmissionQueue submits the records of clients, the Controller those that it makes itself. Inbox passes on what hosts
+/// report. Deadlines and AdmissionQueue drop runs that wait. Recovery closes and opens hosts. With
 /// ControllerOptions::sequential, granted entries leave through SequentialDispatchForTesting.
 ///
-/// GANG-1: Grants checks it. Each host of a run reports whether the host launched all gangs of the run or none, and all
-/// hosts must report the same; and what two hosts know of the branches that a run took must agree. Otherwise Grants
-/// fails the cluster, because the results can no longer be trusted. A granted run finishes on all its hosts: only a run
-/// that waits can be dropped, and it is dropped for all. COST-3: for each run, the controller sends one record to each
-/// host and takes one record from it, which has only the handles of the host's own arguments and results. ERR-1, FUT-3:
-/// the hosts of a dropped run get, in the run's place, the failure of its results (`instead_`).
+/// GANG-1        Grants checks it. Each host of a run reports whether the host launched all gangs of the run or none,
+///               and all hosts must report the same; and what two hosts know of the branches that a run took must
+///               agree. Otherwise Grants fails the cluster, because the results can no longer be trusted. A granted run
+///               finishes on all its hosts: only a run that waits can be dropped, and it is dropped for all.
+/// COST-3        For each run, the controller sends one record to each host and takes one record from it, which has
+///               only the handles of the host's own arguments and results.
+/// ERR-1, FUT-3  The hosts of a dropped run get, in the run's place, the failure of its results (`instead_`).
 ///
 /// Invariants: an entry has a record in `kept_` exactly while it waits or is dropped in its place; an entry with
 /// something in `instead_` is dropped and has a record in `kept_`.

@@ -5,19 +5,22 @@
 ///
 /// One pass takes a bounded batch from every ring, so a client that floods the controller delays another client by one
 /// batch at most.
-/// COST-3: a pass looks only at hosts whose bit is set (ReadyBitmap). COST-4: and only at clients that have rung, or
-/// that it has not finished with (ReadyClients). OWN-1: a client that sends an invalid record is marked to be evicted
-/// (Controller); the other clients notice nothing. Hosts are the runtime's own processes: an invalid record from a host
-/// fails the cluster, and the error names the host. TRUST-1: the controller copies a record out of its ring before it
-/// reads the record, and accesses a client's block through a ClientView only. The ring that a record came by says which
-/// client sent it. A run must name a plan of its own client, and that plan's hosts. MEM-6: no run of a client enters
-/// the order unless the ledger knows the plan's memory and each handle that the run makes; so no client, whatever its
-/// library does, runs work that is not counted. FLOW-1: the controller bounds the
-/// work that a client has under way (messages/credits.h). It reads no further record of a client that is at a bound
-/// until the hosts have done earlier work of that client. A client's cancels come on a ring of their own, which the
-/// controller always reads. SHARE-2: a run that may not enter the order yet stays in its client's ring, and so does
-/// what comes behind it. ERR-2: when a client submits a run that needs lost hosts and surviving hosts, the controller
-/// does not read that client further until all hosts of the run are there.
+/// COST-3   A pass looks only at hosts whose bit is set (ReadyBitmap).
+/// COST-4   And only at clients that have rung, or that it has not finished with (ReadyClients).
+/// OWN-1    A client that sends an invalid record is marked to be evicted (Controller); the other clients notice
+///          nothing. Hosts are the runtime's own processes: an invalid record from a host fails the cluster, and the
+///          error names the host.
+/// TRUST-1  The controller copies a record out of its ring before it reads the record, and accesses a client's block
+///          through a ClientView only. The ring that a record came by says which client sent it. A run must name a plan
+///          of its own client, and that plan's hosts.
+/// MEM-6    No run of a client enters the order unless the ledger knows the plan's memory and each handle that the run
+///          makes; so no client, whatever its library does, runs work that is not counted.
+/// FLOW-1   The controller bounds the work that a client has under way (messages/credits.h). It reads no further record
+///          of a client that is at a bound until the hosts have done earlier work of that client. A client's cancels
+///          come on a ring of their own, which the controller always reads.
+/// SHARE-2  A run that may not enter the order yet stays in its client's ring, and so does what comes behind it.
+/// ERR-2    When a client submits a run that needs lost hosts and surviving hosts, the controller does not read that
+///          client further until all hosts of the run are there.
 ///
 /// Invariant: `unread_` counts the clients whose `is_unread` is true.
 ///

@@ -22,15 +22,14 @@
 ///   OWN-1    the client is gone: nothing more is ordered, and its buffers go with it (Controller::remove). The need
 ///            stays until the granted runs are over.
 ///   COST-3   O(values of the run) per run, and one record per run and host. Nothing is searched.
-///
-/// Invariants: a client has at most one composite that is not `is_ordered`, and `ClientState::loop` is its number;
-/// `in_flight` counts the entries that Grants knows by that number; a composite that is ordered and has none is gone.
-///
 ///   WALK-4   a run that decides whether a loop goes on says so with its end (RunDoneRecord, plan/branches.h); until
 ///            then nothing of its composite is ordered. A run of a loop that runs ahead says likewise whether it did
 ///            something; meanwhile the next ones are ordered. If the scalar has failed, the loop ends; what is behind
 ///            the loop reads the scalar too, and so fails with its error. A verdict counts for the run with whose end
 ///            it comes, so it counts once (TRUST-1).
+///
+/// Invariants: a client has at most one composite that is not `is_ordered`, and `ClientState::loop` is its number;
+/// `in_flight` counts the entries that Grants knows by that number; a composite that is ordered and has none is gone.
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
