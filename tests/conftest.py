@@ -29,6 +29,8 @@ os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', QUICK_XLA)} --xla_force_host_platform_device_count={DEVICES}".strip()
 )
 
+os.environ["PATHWAYS_COMPILE_CACHE"] = "0"  # what a test compiles does not depend on earlier sessions
+
 import collections  # noqa: E402
 import faulthandler  # noqa: E402
 import gc  # noqa: E402

@@ -8,6 +8,7 @@ A host's enqueue thread calls an executable; any thread may load one.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -177,7 +178,9 @@ def load(
             jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
             for type, s in zip(computation.inputs, in_shardings, strict=True)
         ]
-        with _jaxlib.ignore_unused_donations():
+        # The module of a computation with callbacks has pointers of this process.
+        anew = _jaxlib.compile_anew() if computation.callbacks else contextlib.nullcontext()
+        with _jaxlib.ignore_unused_donations(), anew:
             is_patient = computation.callbacks and len(devices) > 1 and devices[0].platform == "cpu"
             compiled = jitted.lower(*structs).compile(_PATIENCE if is_patient else None)
     except errors.PathwaysError:

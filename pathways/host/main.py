@@ -127,9 +127,11 @@ def start_jax_driver(
             f"the island of host {config.host} should have {len(config.island_hosts)} hosts of "
             f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
+    from pathways.host import kept_executables
     from pathways.host.jax_backend import JaxBackend
     from pathways.testing import faults, stand_in
 
+    kept_executables.keep(local, os.environ)
     if platform == "cpu":
         stand_in.register()
     driver = JaxBackend(

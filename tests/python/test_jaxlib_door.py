@@ -311,3 +311,40 @@ def test_the_filter_of_tracebacks_asks_once_for_each_file() -> None:
     """
     ran = python(script)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_what_is_compiled_goes_into_a_store_and_comes_from_there() -> None:
+    script = """
+        import jax
+        import numpy as np
+        from pathways import _jaxlib
+
+        class Store(dict):
+            def put(self, key, value):
+                self[key] = value
+                return True
+
+        store, said, hits = Store(), [], []
+        jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
+        assert not _jaxlib.has_compile_cache()
+        _jaxlib.keep_executables(store, said.append)
+
+        def compiled():
+            jax.clear_caches()
+            assert jax.jit(lambda x: x * 3)(np.float32(2)) == 6
+            return len(store), len(hits)
+
+        assert compiled() == (1, 0)
+        assert compiled() == (1, 1)
+        with _jaxlib.compile_anew():
+            assert compiled() == (1, 1)
+            store.clear()
+            assert compiled() == (0, 1)
+        Store.put = lambda self, key, value: 1 / 0
+        assert compiled() == (0, 1)
+        assert len(said) == 1 and "is not kept: ZeroDivisionError" in said[0], said
+        jax.config.update("jax_compilation_cache_dir", "/somewhere")
+        assert _jaxlib.has_compile_cache()
+    """
+    ran = python(script)
+    assert ran.returncode == 0, ran.stderr
