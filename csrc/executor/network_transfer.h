@@ -1,9 +1,10 @@
 /// Network transfers: the bytes of transfers between machines, sent through a stream of messages.
 ///
 /// An outgoing transfer is all that one host sends to another host in one transfer. A chunk is a part of one outgoing
-/// transfer; a message is one chunk or more, one behind the other, as pathways/protocol/transfer.proto defines them.
-/// The sender writes this wire format itself, because a generated encoder would copy the payload. The sender gathers
-/// the bytes of an outgoing transfer from its shards straight into messages, as far as there is room. The receiver's
+/// transfer: a ChunkRecord, in the first chunk of a transfer the words of its copy plan, and the payload. A message is
+/// one chunk or more, one behind the other. All machines of a cluster run one release (PROTOCOL_VERSION), so the format
+/// has no versions. The sender gathers the bytes of an outgoing transfer from its shards straight into messages, as far
+/// as there is room. The receiver's
 /// incoming transfer scatters them into the blocks of the receive that waits for them. Where many bytes lie in one
 /// piece, they are sent from the shard itself, and received into the block itself. The stream itself is in Python
 /// (pathways/host/network_transfer.py).
@@ -61,14 +62,28 @@ class OutgoingTransfer {
   CopyWalk walk_;
 };
 
-/// A chunk as it lies in a message; the fields are those of the message `Chunk`.
+/// What a chunk begins with, in the order of bytes of all machines that we support. Its size is a multiple of 16. So
+/// when a chunk without words begins at a multiple of 16, its payload does too, and vector copies are fast.
+struct ChunkRecord {
+  static constexpr uint64_t kMagic = 0x31'6b'6e'75'68'63'77'70;  ///< "pwchunk1"
+  uint64_t magic = kMagic;
+  uint64_t order = 0;    ///< of the run
+  uint32_t node = 0;     ///< the number of the transfer in its program
+  uint32_t host = 0;     ///< the sender
+  uint64_t at = 0;       ///< bytes of the transfer before this chunk
+  uint64_t words = 0;    ///< of the copy plan; behind this record
+  uint64_t payload = 0;  ///< bytes; behind the words
+};
+static_assert(sizeof(ChunkRecord) == 48);
+
+/// A chunk as it lies in a message.
 struct Chunk {
   uint64_t order = 0;
   uint32_t node = 0;
   uint32_t host = 0;
   uint64_t at = 0;
-  std::vector<uint64_t> words;       ///< `copy_plan`
-  std::span<const std::byte> bytes;  ///< `data`; in the message itself
+  std::vector<uint64_t> words;       ///< of the copy plan
+  std::span<const std::byte> bytes;  ///< the payload; in the message itself
 };
 
 /// The chunk that a message begins with, and the bytes that it takes there. Throws Error(kInvalid) when it is cut off,

@@ -1,13 +1,13 @@
 """Network transfers between machines: streams from each host to each host on another machine that it sends to.
 
-A message is a sequence of chunks of outgoing transfers; transfer.proto defines it, csrc/executor/network_transfer.h
-writes and reads it. When the stream is idle, a transfer goes at once; a small one, after a pause, without a change of
-threads. When it is busy, as many chunks as fit into `MESSAGE_BYTES` share a message. Short outgoing transfers go before
-long ones. For each outgoing transfer the receiver answers once: it is written completely, or why it never will be. The
-receiving host sees by itself what has come; no record goes by way of the controller's machine for it. A short transfer
-may come before its receive has memory: then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered
-transfers have failed; the next outgoing transfer opens a new stream. The kernel ends a stream whose other machine was
-silent for `wire.SILENCE_S` (pathways/host/stream_sockets.py).
+A message is a sequence of chunks of outgoing transfers (csrc/executor/network_transfer.h). When the stream is idle, a
+transfer goes at once; a small one, after a pause, without a change of threads. When it is busy, as many chunks as fit
+into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long ones. For each outgoing transfer the
+receiver answers once: it is written completely, or why it never will be. The receiving host sees by itself what has
+come; no record goes by way of the controller's machine for it. A short transfer may come before its receive has memory:
+then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered transfers have failed; the next outgoing
+transfer opens a new stream. The kernel ends a stream whose other machine was silent for `wire.SILENCE_S`
+(pathways/host/stream_sockets.py).
 
 `jax.experimental.transfer` is not used, for two reasons. It has no call to withdraw an offer, so what a sender offers
 to a host that is then lost stays in the sender's memory for ever. And on CPU it moves large arrays more slowly

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+from chunks import chunk
 from hostile_cases import FalseAgent, Log, plain, raw_tls
 from recorded_calls import recorded
 from stream_cases import StreamRefusedError, framed, hello, say
@@ -32,7 +33,6 @@ from test_machine_hostile import Scene, machine_of, stream_port
 from trust_cases import read_all
 
 from pathways import errors
-from pathways.protocol import transfer_pb2 as pb
 from pathways.trust import Credentials, Role, dial, first_line
 
 SECONDS = float(os.environ.get("PATHWAYS_FUZZ_EACH", "2"))
@@ -238,11 +238,8 @@ def messages_of_transfers(generator: random.Random) -> list[bytes]:
     """Messages as hosts send them, for runs that the innocent client never reaches. A run that it reaches would fail:
     the attacker has the certificate of the sender's machine, and a host keeps what that machine sends early."""
     words = [0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0]  # a copy plan
-    chunks = [
-        pb.Chunk(order=generator.randrange(1 << 30, 1 << 31), node=1, host=host, copy_plan=words, data=b"hello")
-        for host in (0, 1)
-    ]
-    return [pb.Chunks(chunks=chunks[:1]).SerializeToString(), pb.Chunks(chunks=chunks).SerializeToString()]
+    chunks = [chunk(generator.randrange(1 << 30, 1 << 31), 1, host, b"hello", copy_plan=words) for host in (0, 1)]
+    return [chunks[0], b"".join(chunks)]
 
 
 @pytest.mark.parametrize("host", [0, 1])

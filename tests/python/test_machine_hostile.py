@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from chunks import chunk
 from control_clusters import eventually
 from hostile_cases import Counts, FalseAgent, Innocent, Log, plain, raw_tls, refusal, says_hello
 from machines import MachineCluster
@@ -42,7 +43,6 @@ from pathways.process.run_directory import authority_folder
 from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2 as pb_control
 from pathways.protocol import control_pb2_grpc as control_rpc
-from pathways.protocol import transfer_pb2 as pb
 from pathways.protocol import wire
 from pathways.trust import Authority, Credentials, Role, Tokens, dial, join
 
@@ -393,9 +393,9 @@ def machine_of(scene: Scene, host: int) -> str:
 
 def send(where: str, own: Credentials, sender: int) -> Any:
     """Sends a transfer that nobody waits for, in the name of a host; returns what the receiver says."""
-    piece = pb.Chunks(chunks=[pb.Chunk(order=1 << 40, node=1, host=sender, data=b"12345678")])
+    piece = chunk(1 << 40, 1, sender, b"12345678")
     try:
-        return say(where, own, [framed(piece.SerializeToString())])
+        return say(where, own, [framed(piece)])
     except (StreamRefusedError, errors.PermissionDeniedError) as error:
         return f"refused: {error}"
 

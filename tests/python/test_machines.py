@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from chunks import chunk
 from jax.sharding import PartitionSpec as P
 from stream_cases import StreamRefusedError, framed, say
 
 import pathways as pw
-from pathways.protocol import transfer_pb2 as pb
 from pathways.protocol import wire
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_host_refuses_what_makes_no_sense(far: Any, ends: tuple[Any, Any]) -> 
     here, there = ends
     folder = far.address.rpartition("/")[0]
     address = f"{folder}/stream-2-{far.stats()['hosts'][2]['restarts']}.sock"
-    piece = pb.Chunks(chunks=[pb.Chunk(order=7, node=1, data=b"12345678")]).SerializeToString()
+    piece = chunk(7, 1, 0, b"12345678")
 
     assert say(address, None, [framed(piece)]) == ["nobody waits for it there"]
     assert say(address, None, []) == []

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chunks import chunk
 
 from pathways import _core
 from pathways.host import network_transfer, stream_sockets
-from pathways.protocol import transfer_pb2 as pb
 from pathways.trust import Identity
 
 
@@ -100,25 +100,14 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
         stop()
 
 
-def test_protobuf_reads_and_writes_what_native_code_does() -> None:
-    """transfer.proto is the wire format. `tests/cpp/executor/test_network_transfer.cc` has the same bytes."""
+def test_native_code_reads_what_the_tests_write() -> None:
+    """`chunks.chunk` writes the format that hosts read."""
     words = [0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0]  # a copy plan: five bytes of one source into one block
-    head = bytes.fromhex("8a8080800093818080000907000000000000001501000000") + bytes.fromhex(
-        "1d03000000" + "21" + "00" * 8
-    )
-    native = (
-        head
-        + b"\xaa\x80\x00\xe0\x80\x80\x80\x00"
-        + struct.pack("<12Q", *words)
-        + b"\xb2\x80\x80\x80\x00\x85\x80\x80\x80\x00hello"
-    )
-    chunk = pb.Chunk(order=7, node=1, host=3, copy_plan=words, data=b"hello")
-    assert pb.Chunks.FromString(native) == pb.Chunks(chunks=[chunk])
-    for message in (native, pb.Chunks(chunks=[chunk]).SerializeToString()):
-        block = np.zeros(5, np.uint8)
-        waiting = {(7, 1, 3): _core.IncomingTransfer([block])}
-        assert _core.unpack(message, lambda *key, waiting=waiting: waiting[key], None) == [(7, 1, 3, None)]
-        assert block.tobytes() == b"hello"
+    block = np.zeros(5, np.uint8)
+    waiting = {(7, 1, 3): _core.IncomingTransfer([block])}
+    message = chunk(7, 1, 3, b"he", copy_plan=words) + chunk(7, 1, 3, b"llo", at=2)
+    assert _core.unpack(message, lambda *key: waiting[key], None) == [(7, 1, 3, None)]
+    assert block.tobytes() == b"hello"
 
 
 def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:

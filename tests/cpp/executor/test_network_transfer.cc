@@ -119,26 +119,17 @@ TEST(NetworkTransfer, AnyCuts) {
   EXPECT_GT(placed, 100u);
 }
 
-// tests/python/test_network_transfer.py gives the same bytes to protobuf's own reader.
-TEST(NetworkTransfer, WritesWhatTheProtoDefines) {
-  const auto copy_plan =
-      std::make_shared<const CopyPlan>(CopyPlan::parse(std::vector<uint64_t>{0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0}));
-  const std::vector<std::byte> five{std::byte{'h'}, std::byte{'e'}, std::byte{'l'}, std::byte{'l'}, std::byte{'o'}};
-  OutgoingTransfer outgoing(7, 1, 3, copy_plan, {five.data()});
+// tests/python/chunks.py writes the same bytes.
+TEST(NetworkTransfer, WritesRecordWordsPayload) {
+  const std::vector<uint64_t> words{0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0};
+  const auto copy_plan = std::make_shared<const CopyPlan>(CopyPlan::parse(words));
+  const std::string five = "hello";
+  OutgoingTransfer outgoing(7, 1, 3, copy_plan, {reinterpret_cast<const std::byte*>(five.data())});
   std::vector<std::byte> message(outgoing.room());
   ASSERT_EQ(outgoing.pack(message), message.size());
-  std::string want(
-      "\x8a\x80\x80\x80\x00\x93\x81\x80\x80\x00"
-      "\x09\x07\0\0\0\0\0\0\0"
-      "\x15\x01\0\0\0"
-      "\x1d\x03\0\0\0"
-      "\x21\0\0\0\0\0\0\0\0"
-      "\xaa\x80\x00\xe0\x80\x80\x80\x00",
-      46);
-  for (const char word : {'\0', '\1', '\5', '\1', '\5', '\1', '\0', '\0', '\0', '\0', '\5', '\0'}) {
-    want += word + std::string(7, '\0');
-  }
-  want += std::string("\xb2\x80\x80\x80\x00\x85\x80\x80\x80\x00hello", 15);
+  std::string want("pwchunk1\7\0\0\0\0\0\0\0\1\0\0\0\3\0\0\0\0\0\0\0\0\0\0\0\x0c\0\0\0\0\0\0\0\5\0\0\0\0\0\0\0", 48);
+  want.append(reinterpret_cast<const char*>(words.data()), words.size() * 8);
+  want += five;
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(message.data()), message.size()), want);
 }
 
@@ -152,6 +143,11 @@ TEST(NetworkTransfer, RefusesWhatMakesNoSense) {
   EXPECT_TRUE(outgoing.is_over());
   for (size_t bytes = 0; bytes < message.size(); ++bytes) {
     EXPECT_THROW((void)first_chunk(std::span(message).first(bytes)), Error) << bytes;
+  }
+  for (const size_t at : {0u, 32u, 39u, 40u, 47u}) {  // magic, words, payload
+    std::vector<std::byte> spoilt = message;
+    spoilt[at] ^= std::byte{0x80};
+    EXPECT_THROW((void)first_chunk(spoilt), Error) << at;
   }
   const Chunk chunk = first_chunk(message).first;
   const auto refused = [&](auto&& spoil, std::vector<std::vector<std::byte>> blocks) {
