@@ -90,6 +90,12 @@ cdef class Buffer:
             self.cached = None
             self.client.release_array(self)
 
+    cdef inline void give(self) noexcept:
+        """The run that was just submitted donates it: the run has the handle now (FUT-3)."""
+        self.deleted = True
+        self.cached = None
+        self.client.give_array(self)
+
     def _learn(self):
         """Call it when the array is read: from now on the values of this result come with their completions."""
         if self.maker is not None:

@@ -275,7 +275,7 @@ cdef class Call:
         for i in self.shared:
             (<Buffer>leaves[i]).shared = True
         for i in self.donated:  # before another thread can pin it
-            (<Buffer>leaves[i])._forget()
+            (<Buffer>leaves[i]).give()
         client.dispatches += 1
         tag = client.core.get().last_tag()
         n = len(self.outputs)

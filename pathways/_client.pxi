@@ -108,6 +108,11 @@ cdef class Client:
         except Exception:  # a release that cannot be sent now is sent with the next one
             pass
 
+    cdef inline void give_array(self, Buffer array) noexcept:
+        cdef Handle handle = _handle(array.handle)
+        self.live[handle.index()] = NULL
+        self.core.get().donated(handle)
+
     # ---- moving a slice
 
     cdef pass_gate(self):

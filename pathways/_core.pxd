@@ -391,6 +391,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         Status command(CommandKind, uint32_t, Handle, Handle, const_byte_span, uint32_t, uint64_t,
                        const Lease&) except +
         void release(Handle, uint32_t, uint64_t) except +
+        void donated(Handle)
         void forget(Handle) except +
         void flush() except +
         void poll_inbox() except +

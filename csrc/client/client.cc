@@ -171,6 +171,12 @@ void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
     send_releases(group, releases);
 }
 
+void Client::donated(Handle handle) {
+  if (!failures_.is_empty()) failures_.release(handle);
+  if (!too_late_.empty()) too_late_.erase(handle.raw);
+  (void)table_->release(handle);
+}
+
 void Client::forget(Handle handle) {
   failures_.forget(handle, poll(handle) == FutureState::kPending);
   (void)table_->release(handle);

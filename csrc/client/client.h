@@ -3,8 +3,9 @@
 /// COST-1: a call costs the same for any number of shards and hosts: one future per logical result, one record.
 /// ASY-1: nothing here waits for a value. `submit` returns kFull when credits, futures or ring space are used up. The
 /// caller then waits with `wait_room` (in an embedded cluster it runs ready work instead), and tries again.
-/// FUT-3: a handle goes back to the table only after the command that releases it is in the ring. So no host can see a
-/// new use of an index before the end of the old use.
+/// FUT-3: a handle goes back to the table only after the command that releases it, or the run that donates it, is in
+/// the ring. So no host can see a new use of an index before the end of the old use. A donated handle needs no command:
+/// the ledger and the hosts release it with the run, and in the run's place when the run is refused or dropped (MEM-7).
 ///
 /// OWN-1: the controller evicts a client whose records it cannot read: everything that the client owns is freed. From
 /// then on `cluster_status` returns kFailed, and `cluster_failure` returns the reason. Other clients notice nothing.
@@ -99,6 +100,8 @@ class Client {
   /// The client will not name this handle again. Releases are sent in batches; a batch with many `bytes` (sizes of the
   /// buffers) is sent earlier.
   void release(Handle handle, uint32_t group, uint64_t bytes);
+  /// A run that was submitted donates this handle: nothing is sent.
+  void donated(Handle handle);
   /// Returns a token, or a handle that no host knows, to the table.
   void forget(Handle handle);
   /// Sends the releases that are held back.

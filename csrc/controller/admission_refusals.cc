@@ -62,15 +62,12 @@ void AdmissionQueue::fail_on_hosts(ClientState& client, std::span<const std::byt
 }
 
 /// A run that gets no place in the order does not take over its donated arguments either, and its client has forgotten
-/// them.
+/// them: it sends no release of a donated buffer (FUT-3).
 void AdmissionQueue::release_donated(ClientState& client, std::span<const std::byte> run, const PlanMemory* memory) {
-  if (memory == nullptr || memory->donated.empty()) return;
-  const auto record = read_record<RunRecord>(run);
-  std::vector<uint64_t> handles;
-  for (const uint32_t position : memory->donated) {
-    if (position < record.arguments) handles.push_back(argument_of(run, position));
-  }
-  order_command(client, release_command(client.id, record.group, handles));
+  const std::vector<uint64_t> handles = donated_by(run, memory);
+  if (handles.empty()) return;
+  client.lost.donated(handles);
+  order_command(client, release_command(client.id, read_record<RunRecord>(run).group, handles));
 }
 
 /// Fails the results of a run on those hosts that are there. A successor has no buffer that such a run could name, and

@@ -78,6 +78,16 @@ inline std::vector<uint64_t> results_of(std::span<const std::byte> run) {
   return results;
 }
 
+/// The arguments that a run donates. `memory`: of its plan; nullptr: not known.
+inline std::vector<uint64_t> donated_by(std::span<const std::byte> run, const PlanMemory* memory) {
+  std::vector<uint64_t> handles;
+  if (memory == nullptr) return handles;
+  for (const uint32_t position : memory->donated) {
+    if (position < read_record<RunRecord>(run).arguments) handles.push_back(argument_of(run, position));
+  }
+  return handles;
+}
+
 /// The deadline of a run (monotonic_ns()); 0: the record is no run, or the run has none.
 inline int64_t deadline_of(std::span<const std::byte> bytes) {
   const auto header = read_record<RecordHeader>(bytes);

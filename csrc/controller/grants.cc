@@ -298,15 +298,10 @@ void Grants::drop(EntryId id, std::string_view text, uint16_t detail) {
 /// hosts get a command to release them. The ledger counted them as released when the run was ordered, and later entries
 /// rely on that room.
 void Grants::release_donated(EntryId id) {
-  const PlanMemory* memory = ledger_.memory_of_entry(id);
-  if (memory == nullptr || memory->donated.empty()) return;
-  const std::vector<std::byte>& run = kept_[id];
-  const auto record = read_record<RunRecord>(run);
-  std::vector<uint64_t> handles;
-  for (const uint32_t position : memory->donated) {
-    if (position < record.arguments) handles.push_back(argument_of(run, position));
-  }
-  instead_[id].push_back(release_command(sequencer_.entry(id).client, record.group, handles));
+  const std::vector<uint64_t> handles = donated_by(kept_[id], ledger_.memory_of_entry(id));
+  if (handles.empty()) return;
+  const Entry& entry = sequencer_.entry(id);
+  instead_[id].push_back(release_command(entry.client, entry.group, handles));
 }
 
 bool Grants::drop_run(const ClientState& client, uint64_t tag, std::string_view text) {

@@ -2,9 +2,9 @@
 /// buffer takes.
 ///
 /// The controller enters handles as it takes the client's records (results of runs, puts, tokens of fetches), and
-/// removes them at the client's releases. So at any moment the table is true for the order up to the last record taken.
-/// It says which futures fail when hosts are lost, and which memory a release frees. It is indexed by the handle's
-/// index; nothing is hashed.
+/// removes them at the client's releases, and when a run donates them. So at any moment the table is true for the order
+/// up to the last record taken. It says which futures fail when hosts are lost, and which memory a release frees. It is
+/// indexed by the handle's index; nothing is hashed.
 ///
 /// A client releases a token without notifying the controller. The token's entry then stays until its index is used
 /// again. It then names a handle that is over, and the client's future table refuses that handle (FUT-3).

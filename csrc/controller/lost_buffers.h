@@ -30,6 +30,10 @@ class LostBuffers {
  public:
   bool empty() const { return lost_.empty(); }
   void add(Handle handle, LossText why) { lost_[handle.raw] = std::move(why); }
+  /// A run has donated them (FUT-3): no later record names them.
+  void donated(std::span<const uint64_t> handles) {
+    for (const uint64_t handle : handles) lost_.erase(handle);
+  }
 
   /// Why a valid record of the client's cannot succeed; null: no lost buffer keeps it from that.
   LossText named_by(std::span<const std::byte> record) const;

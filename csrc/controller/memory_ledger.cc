@@ -93,7 +93,10 @@ uint64_t MemoryLedger::enter(ClientState& client, std::span<const std::byte> byt
   }
   for (const uint32_t position : memory.donated) {  // the run takes them over
     if (position >= record.arguments) continue;
-    if (auto* entry = client.handles.find(Handle{argument_of(bytes, position)})) release(*entry);
+    if (auto* entry = client.handles.find(Handle{argument_of(bytes, position)})) {
+      release(*entry);
+      client.handles.forget(*entry);  // FUT-3: its client sends no release
+    }
   }
   return number;
 }

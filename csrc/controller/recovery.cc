@@ -86,13 +86,19 @@ Recovery::Lost Recovery::fail_futures(const std::vector<uint32_t>& hosts, const 
   struct Spared {
     std::unordered_set<uint64_t> made;
     std::unordered_map<uint64_t, uint64_t> renamed;  ///< by name: the fresh buffer that it will mean
-    std::vector<uint64_t> released;                  ///< that lay on a lost host; the handle table has forgotten them
+    std::vector<uint64_t> released;  ///< or donated, and lay on a lost host; the handle table has forgotten them
   };
   std::unordered_map<uint32_t, Spared> spared;  // by client
   std::unordered_set<uint64_t> waiting;         // holds of tasks that no host was granted
-  grants_.for_each_waiting([&](EntryId, const Entry& entry, std::span<const std::byte> bytes) {
-    if (entry.kind == EntryKind::kRun && grants_.is_stranded(entry.group)) return;  // it is about to be dropped
+  grants_.for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
     auto& [made, renamed, released] = spared[entry.client];
+    if (const PlanMemory* memory = ledger_.memory_of_entry(id)) {  // a client's run
+      for (const uint32_t position : memory->donated) {
+        if (position >= read_record<RunRecord>(bytes).arguments) continue;
+        if (concerns(memory->takers_of(position, entry.group))) released.push_back(argument_of(bytes, position));
+      }
+    }
+    if (entry.kind == EntryKind::kRun && grants_.is_stranded(entry.group)) return;  // it is about to be dropped
     if (entry.kind == EntryKind::kRun) {
       const std::vector<uint64_t> results = results_of(bytes);
       made.insert(results.begin(), results.end());
@@ -167,6 +173,7 @@ void Recovery::fail_waiting(Lost lost, const LossText& text) {
       newly.follow(each.bytes, why);
       if (why == nullptr) continue;
       if (is_run(each.bytes)) {
+        newly.donated(donated_by(each.bytes, ledger_.memory_of_entry(each.id)));
         runs.emplace_back(each.id, *why);
       } else {
         clients_.tell(*client, Handle{made_by(each.bytes)}, *why);

@@ -2,6 +2,8 @@
 //
 //   FUT-3   Dropped.*: their failure comes in their own place in the order, so it meets neither an older nor a younger
 //           use of a handle's index, and never comes behind the release that it stands for
+//           HeldDropped.ADonated*: a donated handle is free for a new use when its run is in the ring; nothing
+//           releases it a second time
 //   DEAD-1  Dropped.*, by a deadline and by a cancel
 //   MEM-2   HeldDropped.*: also of runs that wait for memory, and of what waits behind them
 #include <thread>
@@ -216,6 +218,44 @@ TEST_F(HeldDropped, TheFailureWaitsForThoseThatNameAnOlderBuffer) {
   EXPECT_EQ(next(), said("put", younger));
   EXPECT_EQ(controller->stats().held, 0u);
   EXPECT_EQ(controller->stats().dropped, 1u);
+}
+
+TEST_F(HeldDropped, ADonatedIndexIsUsedAgainAtOnce) {
+  for (const bool is_cancelled : {false, true}) {
+    PlanMemory memory;
+    memory.results.push_back({1, kNoSpaceSet, 0, -1, -1});
+    memory.donated = {0};
+    controller->set_plan_memory(5, std::move(memory));
+    const uint64_t older = put(60), spare = put(40);
+    for (const uint64_t handle : {older, spare}) EXPECT_EQ(next(), said("put", handle));
+    const uint64_t waits = put(40);  // for memory
+    const uint64_t result = run({&older, 1});
+    good->donated(Handle{older});
+    EXPECT_EQ(good->poll(Handle{older}), FutureState::kFree);
+    const uint64_t younger = put(60);
+    ASSERT_EQ(Handle{younger}.index(), Handle{older}.index());
+    if (is_cancelled) {
+      ASSERT_EQ(good->cancel(good->last_tag(), {&result, 1}, "enough"), Status::kOk);
+      pass();
+    }
+    EXPECT_EQ(next(), "");
+    release(spare);
+    EXPECT_EQ(next(), said("release", spare));
+    EXPECT_EQ(next(), said("put", waits));
+    if (is_cancelled) {  // nobody takes the older one over
+      EXPECT_EQ(next(), said("fail", result));
+      EXPECT_EQ(next(), said("release", older));
+    } else {
+      EXPECT_EQ(next(), said("run", older));
+      hosts[0]->done(last);
+      pass();
+    }
+    EXPECT_EQ(next(), said("put", younger));
+    EXPECT_EQ(next(), "");  // no release of the donated one, whose index has another meaning now
+    EXPECT_EQ(controller->stats().held, 0u);
+    for (const uint64_t handle : {waits, result, younger}) release(handle);
+    while (!next().empty()) continue;
+  }
 }
 
 TEST_F(HeldDropped, ADeadlineOfOneBehindAnother) {

@@ -2,6 +2,9 @@
 //
 //   ERR-2  all of it: it fails at once, nothing of it waits, what names no lost buffer waits or goes on
 //          LostBuffers.RandomOrders: against a model; prints its seed
+//   FUT-3  OneThatAWaitingRunDonates*: the buffer is lost to the run that donates it, and not to a later use of its
+//   index
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -105,6 +108,36 @@ TEST_F(LostBuffers, WhatWaitedInTheOrderFailsToo) {
   size_t runs = 0;
   for (const auto& bytes : all_of(1)) runs += read_record<RecordHeader>(bytes).kind == RecordKind::kRun ? 1U : 0U;
   EXPECT_EQ(runs, 2u);
+}
+
+TEST_F(LostBuffers, OneThatAWaitingRunDonatesIsLostToItAlone) {
+  PlanMemory memory;
+  memory.results.push_back({3, kNoSpaceSet, 0, -1, -1});
+  memory.donated = {0};
+  controller->set_plan_memory(6, memory);
+  const uint64_t lost = ready(3);
+  for (int i = 0; i < 2; ++i) submit(3);  // the window is 2: the others wait behind these
+  uint64_t taker = 0;
+  ASSERT_EQ(good->submit({6, 3, {1}}, std::array{lost}, &taker), Status::kOk);
+  good->donated(Handle{lost});
+  const uint64_t younger = put(3), reader = run(3, {younger}), behind = run(3, {taker});
+  ASSERT_EQ(Handle{younger}.index(), Handle{lost}.index());  // FUT-3
+  pass();
+  lose(1);
+  pass();
+  for (const uint64_t each : {taker, behind}) EXPECT_EQ(why(each), kWhy);
+  for (const uint64_t each : {younger, reader}) EXPECT_EQ(state(each), FutureState::kPending);
+  restore(1);
+  pass();
+  std::vector<CommandKind> kinds;
+  size_t runs = 0;
+  for (const auto& bytes : all_of(1)) {
+    const auto header = read_record<RecordHeader>(bytes);
+    runs += header.kind == RecordKind::kRun ? 1U : 0U;
+    if (header.kind == RecordKind::kCommand) kinds.push_back(static_cast<CommandKind>(header.detail));
+  }
+  EXPECT_EQ(runs, 1u);
+  EXPECT_EQ(std::count(kinds.begin(), kinds.end(), CommandKind::kPut), 1);
 }
 
 TEST_F(LostBuffers, AHandleThatIsUsedAgainIsNotLost) {
