@@ -15,16 +15,17 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax._src import core, pjit, sharding_impls
+from jax._src import core, dispatch, pjit, sharding_impls
 from jax._src.custom_partitioning import custom_partitioning_p
 from jax._src.interpreters import mlir as jax_mlir
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding
 from jaxlib.mlir import ir
 
 from pathways._jaxlib.callback_order import tokens_to_data
 from pathways._jaxlib.callbacks import CALLBACK_KINDS, Callback, callback_operations, lower_callback
 from pathways._jaxlib.jaxprs import jit_p
 from pathways._jaxlib.mlir_modules import strip_locations
+from pathways._jaxlib.physical_form import is_key
 
 
 def lower_jaxpr(
@@ -64,6 +65,7 @@ def lower_jaxpr(
                         for primitive, kind in CALLBACK_KINDS.items()
                     ),
                     (custom_partitioning_p, _whole),
+                    (dispatch.device_put_p, _put_within),
                 ),
             ),
             **extra,
@@ -106,6 +108,25 @@ def _whole(ctx: Any, *args: Any, call: Any, **_: Any) -> Any:
     return jax_mlir.lower_fun(core.jaxpr_as_fun(call), multiple_results=True)(ctx, *args)
 
 
+def _put_within(ctx: Any, *args: Any, devices: Any, **_: Any) -> Any:
+    """Lowers a `jax.device_put` within one slice: a sharding constraint, if it fits. A kind of memory has no effect.
+
+    Under `jax.vmap` it may not fit, because JAX leaves the sharding as it was.
+    """
+
+    def constrained(x: Any, device: Any, aval: Any) -> Any:
+        sharding = getattr(device, "sharding", device)  # of a jax.experimental.layout.Format
+        if not isinstance(sharding, NamedSharding) or is_key(aval.dtype):
+            return x
+        try:
+            sharding.shard_shape(aval.shape)
+        except ValueError:
+            return x
+        return jax_mlir.wrap_with_sharding_op(ctx, x, aval, sharding._to_sdy_sharding(aval.ndim))
+
+    return [constrained(*each) for each in zip(args, devices, ctx.avals_out, strict=True)]
+
+
 _lowering = threading.local()  # .for_slices: how many `lowering_for_slices` this thread is inside
 
 
@@ -118,6 +139,11 @@ def lowering_for_slices() -> Iterator[None]:
         yield
     finally:
         _lowering.for_slices = depth
+
+
+def is_lowering_for_slices() -> bool:
+    """Whether this thread is inside `lowering_for_slices`."""
+    return getattr(_lowering, "for_slices", 0) > 0
 
 
 def guard_lowering(refuse: Callable[[str], None]) -> None:

@@ -390,8 +390,17 @@ class Compiled(Handle):
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs on arguments of this very signature."""
+        """Runs on arguments of this very signature.
+
+        Raises:
+            ProgramError: they have another one, or JAX traces the call: what is compiled cannot be transformed.
+        """
         leaves, tree = tree_flatten((args, kwargs))
+        if any(map(_jaxlib.is_tracer, leaves)):
+            raise errors.ProgramError(
+                f"program {self._lowering.traced.name!r} is compiled for one signature, so JAX cannot transform this "
+                "call (jax.grad, jax.vmap, jax.jit and the like); call the function that was lowered"
+            )
         if tree != self.in_tree:
             raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
         for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=not self.calls_back):

@@ -430,7 +430,7 @@ class Program(Handle):
                 tracing[thread] = outer
         if cluster is None:
             cluster = here.slices[0].cluster if here.slices else current()
-        return traced, cluster, here.slices
+        return traced, cluster, [*here.slices, *(() if self._home is None else (self._home,))]
 
     @_jaxlib.outside_meshes
     def _lower_plainly(self, split: Split, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:

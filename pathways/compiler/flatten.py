@@ -18,7 +18,7 @@ from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.inlining import Inliner, holds_slice_tag, read, slice_tag_of
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.options import UNROLL
-from pathways.compiler.primitives import as_transfers, transfer_p
+from pathways.compiler.primitives import targets_of
 from pathways.compiler.steps import FlatProgram as FlatProgram
 from pathways.compiler.steps import Step as Step
 from pathways.compiler.steps import StepKind as StepKind
@@ -80,7 +80,7 @@ def _finish(program: FlatProgram, name: str, memo: dict[int, list[Spec | None]])
 
 
 def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
-    """Refuses calls placed on another slice, and device_puts, inside a placed function: it runs on one slice only."""
+    """Refuses calls placed on another slice, and device_puts to one, inside a placed function: it runs on one only."""
     assert outer is not None
     for eqn in jaxpr.eqns:
         inner = slice_tag_of(eqn)
@@ -90,11 +90,11 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
                 f"{where} calls {inner.name!r}, which is placed on slice {inner.mesh.name!r}; call "
                 "both from the program, one after the other"
             )
-        if any(each.primitive is transfer_p for each in as_transfers(eqn)):
-            raise errors.ProgramError(
-                f"{where} calls device_put; use jax.lax.with_sharding_constraint inside, or call "
-                "device_put from the program"
-            )
+        for target in targets_of(eqn):
+            if target != outer.mesh:
+                raise errors.ProgramError(
+                    f"{where} calls device_put to slice {target.name!r}; call device_put from the program"
+                )
         if eqn.primitive in PRIMITIVES:
             raise errors.ProgramError(f"{where} calls pw.exchange; call it from the program, before or after")
         for sub in _jaxlib.sub_jaxprs(eqn.params):

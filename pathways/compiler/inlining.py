@@ -27,7 +27,7 @@ from pathways.compiler.ir import MeshSpec
 from pathways.compiler.loops import loop_p
 from pathways.compiler.loops import opened as opened_loop
 from pathways.compiler.pipeline_spec import iteration_name
-from pathways.compiler.primitives import as_transfers, transfer_p
+from pathways.compiler.primitives import as_transfers, targets_of, transfer_p
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 
 #: `closed_call` is `eval_jaxpr` since JAX 0.12.
@@ -44,7 +44,7 @@ def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = any(
-            any(each.primitive is transfer_p for each in as_transfers(eqn))
+            bool(targets_of(eqn))
             or slice_tag_of(eqn) is not None
             or eqn.primitive in PRIMITIVES
             or any(holds_slice_tag(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))

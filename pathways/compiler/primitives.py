@@ -1,19 +1,23 @@
 """The one primitive that Pathways adds to JAX: `transfer`, the identity that moves a value to a slice.
 
-JAX differentiates, batches and partially evaluates it like any linear identity; only `flatten` reads it.
+JAX differentiates, batches and partially evaluates it like any linear identity; only `flatten` reads it. Within a
+placed function, it stays on that function's slice, and is a sharding constraint.
 A cotangent goes back to the slice that the value came from. Its equation has the same `uid` as the forward equation,
 with `back=True`, and `flatten` finds that slice's mesh by the forward equation.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, NoReturn
 
+import jax
 import jax.extend as jex
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import MeshSpec, Spec
 
@@ -24,6 +28,14 @@ _uids = itertools.count()
 def transfer(x: Any, mesh: MeshSpec, spec: Spec) -> Any:
     """Moves `x` to `mesh`, cut by `spec`; only under trace."""
     return transfer_p.bind(x, mesh=mesh, spec=spec, uid=next(_uids), back=False)
+
+
+def targets_of(eqn: Any) -> list[MeshSpec]:
+    """The slices to which an equation transfers values, or `jax.device_put` puts them."""
+    if eqn.primitive is transfer_p:
+        return [eqn.params["mesh"]]
+    devices = eqn.params["devices"] if eqn.primitive.name == "device_put" else ()
+    return [mesh for mesh in map(specs.slice_mesh, devices) if mesh is not None]
 
 
 def as_transfers(eqn: Any) -> list[Any]:
@@ -45,6 +57,18 @@ def as_transfers(eqn: Any) -> list[Any]:
             params = {"mesh": mesh, "spec": spec, "uid": next(_uids), "back": False}
             out.append(eqn.replace(**ends, primitive=transfer_p, params=params))
     return out
+
+
+def _lower(ctx: Any, x: Any, *, mesh: MeshSpec, spec: Spec, uid: int, back: bool) -> Any:
+    """Within one slice, where the compiler has let it be, a transfer is a sharding constraint."""
+    del uid
+    if not _jaxlib.is_lowering_for_slices():
+        refuse_here()
+    if back:
+        return [x]
+    wanted = NamedSharding(specs.abstract_mesh(mesh), specs.to_partition_spec(spec))
+    constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=wanted)
+    return mlir.lower_fun(constrain, multiple_results=False)(ctx, x)
 
 
 def refuse_here() -> NoReturn:
@@ -73,4 +97,4 @@ transfer_p.def_impl(lambda x, **_: x)
 transfer_p.def_abstract_eval(lambda x, **_: x)
 ad.deflinear2(transfer_p, _transpose)
 batching.primitive_batchers[transfer_p] = _batch
-mlir.register_lowering(transfer_p, lambda ctx, x, **_: refuse_here())
+mlir.register_lowering(transfer_p, _lower)

@@ -161,7 +161,7 @@ def test_placed_calls_inside_placed_functions():
         errors.ProgramError, match="'outer' on slice 'left' calls 'far', which is placed on slice 'right'"
     ):
         compiled(placed(lambda x: jax.lax.map(far, x), LEFT, name="outer"), X)
-    with pytest.raises(errors.ProgramError, match="'outer' on slice 'left' calls device_put"):
+    with pytest.raises(errors.ProgramError, match="'outer' on slice 'left' calls device_put to slice 'right'"):
         compiled(placed(lambda x: device_put(x, right), LEFT, name="outer"), X)
 
 

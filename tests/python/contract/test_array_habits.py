@@ -88,6 +88,29 @@ def test_put_by_sharding_in_programs(add: Callable[..., Any]) -> None:
             jax.jit(lambda x, put=put: put(x, there) + 1)(X)
 
 
+def test_put_within_the_slice_of_a_placed_function_is_a_sharding_constraint(add: Callable[..., Any]) -> None:
+    slice_ = add((2, 2))
+    rows, host = slice_.sharding(P("x")), slice_.sharding(P("x")).with_memory_kind("pinned_host")
+    devices = {"devices": slice_}
+    for put in (jax.device_put, pw.device_put):
+        made = pw.jit(lambda x, put=put: {"a": put({"h": x * 2}, rows)}, devices=slice_)(X)["a"]["h"]
+        is_on(made, rows, 2 * X)
+        loss = pw.jit(lambda x, put=put: (put(x, rows) ** 2).sum(), devices=slice_)
+        np.testing.assert_array_equal(pw.program(jax.grad(loss))(X), 2 * X)
+        each = pw.jit(jax.vmap(lambda x, put=put: put(x, rows) + 1), devices=slice_)
+        np.testing.assert_array_equal(each(np.stack([X] * 3)), np.stack([X] * 3) + 1)
+    there_and_back = pw.jit(lambda x: jax.device_put(jax.device_put(x * 2, host), rows) + 1, **devices)
+    np.testing.assert_array_equal(there_and_back(X), 2 * X + 1)
+    space = pw.jit(lambda x: jax.device_put(x, jax.memory.Space.Host), **devices)
+    np.testing.assert_array_equal(space(X), X)
+    made = pw.jit(lambda x: x + jnp.zeros(8, device=rows), **devices)(X)
+    np.testing.assert_array_equal(made, X)
+    keys = pw.jit(lambda k: jax.random.key_data(jax.device_put(jax.random.split(k, 4), rows)), **devices)
+    wanted = jax.random.key_data(jax.random.split(jax.random.key(1), 4))
+    np.testing.assert_array_equal(keys(jax.random.key(1)), wanted)
+    np.testing.assert_array_equal(pw.program(lambda x: there_and_back(x) - 1)(X), 2 * X)
+
+
 def test_arrays_are_made_where_their_sharding_says(add: Callable[..., Any], cluster: Any) -> None:
     sharding = add((2, 2)).sharding(P("x"))
     for made, value in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -244,3 +245,9 @@ def test_lowered_text_and_compile(add: Any) -> None:
     near(lowered.compile()(VALUE), (VALUE + 1) * 2)
     with pytest.raises(pw.errors.ProgramError, match="structure"):
         lowered.compile()(VALUE, VALUE)
+    one = pw.jit(lambda x: (x**2).sum(), devices=add(2)).lower(VALUE).compile()  # keeps its slice
+    gc.collect()
+    for transformed in (jax.grad(one), jax.jit(one), jax.vmap(one), pw.program(one)):
+        with pytest.raises(pw.errors.ProgramError, match="compiled for one signature, so JAX cannot transform"):
+            transformed(VALUE)
+    near(one(VALUE), (VALUE**2).sum())
