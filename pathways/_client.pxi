@@ -283,6 +283,14 @@ cdef class Client:
         self.core.get().poll_inbox()  # its deadline may have passed since the last poll (DEAD-1)
         return self.core.get().error_of(_handle(raw)).decode("utf-8", "replace")
 
+    def unread_error_text(self, uint64_t raw):
+        """The error text of a failed future, which somebody will perhaps read: see `mark_read`."""
+        return self.core.get().unread_error_of(_handle(raw)).decode("utf-8", "replace")
+
+    def mark_read(self, str text not None):
+        """The failures with this text count as read (UNREAD-1)."""
+        self.core.get().mark_read(text.encode())
+
     def take_unread(self, bint all):
         """What has failed and was read by nobody, to be told now: of each the error text, and how many arrays had it.
         `all`: also of arrays that are still there.

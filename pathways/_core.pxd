@@ -401,6 +401,8 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         ClusterStatus cluster_status()
         string cluster_failure() except +
         string error_of(Handle) except +
+        string unread_error_of(Handle) except +
+        void mark_read(const string&) except +
         vector[UnreadFailure] take_unread(cbool) except +
         uint64_t losses()
         uint64_t in_flight()

@@ -130,6 +130,9 @@ class Client {
   bool has_read_back() const { return read_back_ != nullptr; }
   /// Why a future failed; empty when the client has no error text for it. The failure counts as read (UNREAD-1).
   std::string error_of(Handle handle) { return failures_.read(handle); }
+  /// The same, but it does not count as read before `mark_read`.
+  std::string unread_error_of(Handle handle) const { return failures_.text_of(handle); }
+  void mark_read(const std::string& text) { failures_.mark_read(text); }
   /// What has failed and was read by nobody, to be told now; see Failures::take_unread.
   std::vector<Failures::Unread> take_unread(bool all) { return failures_.take_unread(monotonic_ns(), all); }
   uint64_t in_flight() const {

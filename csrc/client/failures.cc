@@ -40,12 +40,19 @@ void Failures::add_released(Handle handle, std::string text, int64_t now_ns) {
 std::string Failures::read(Handle handle) {
   const auto found = by_handle_.find(handle.raw);
   if (found == by_handle_.end()) return {};
-  Failure& failure = *found->second;
-  if (!failure.is_read) {
-    for (const auto& [raw, each] : by_handle_) each->is_read |= each->text == failure.text;
-    for (const auto& each : over_) each->is_read |= each->text == failure.text;
-  }
-  return failure.text;
+  const std::shared_ptr<Failure> failure = found->second;
+  if (!failure->is_read) mark_read(failure->text);
+  return failure->text;
+}
+
+std::string Failures::text_of(Handle handle) const {
+  const auto found = by_handle_.find(handle.raw);
+  return found == by_handle_.end() ? std::string() : found->second->text;
+}
+
+void Failures::mark_read(const std::string& text) {
+  for (const auto& [raw, each] : by_handle_) each->is_read |= each->text == text;
+  for (const auto& each : over_) each->is_read |= each->text == text;
 }
 
 void Failures::release(Handle handle) {

@@ -42,6 +42,10 @@ class Failures {
   void add_released(Handle handle, std::string text, int64_t now_ns);
   /// The text; empty when there is none. From now on the failure counts as read.
   std::string read(Handle handle);
+  /// The text; empty when there is none. It does not count as read by that.
+  std::string text_of(Handle handle) const;
+  /// From now on all failures with this text count as read.
+  void mark_read(const std::string& text);
   /// A live future is released.
   void release(Handle handle);
   /// A token is released; `is_pending`: it may still fail.

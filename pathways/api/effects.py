@@ -4,13 +4,18 @@ Each computation that calls this process back gives, beside its results, a value
 Where JAX promises an order (`ordered=True`), a program also takes such a value: that of the last program before it. So
 the order is a chain of data through all programs of a client, whatever slices they run on, and nothing waits for it
 here. A call that fails breaks the chain for what was submitted behind it, as an exception would have; what is submitted
-once that is known begins a new one.
+once that is known begins a new one. So does what is submitted when all before it is over.
+
+Nobody reads these values, so they are let go of soon after they have come (`settle`). Then a call's failure is one that
+nobody has read, and is told as such (UNREAD-1). `jax.effects_barrier` raises it all the same.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,12 +23,29 @@ from typing import Any
 
 import numpy as np
 
-from pathways import _core, _jaxlib
+from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
 from pathways.compiler.ir import LogicalProgram
 
 _BEGIN = np.bool_(False)
+_PENDING, _FAILED = "pending", "failed"  # of `Client.state`
 _all: weakref.WeakSet[Effects] = weakref.WeakSet()
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """A run that calls this process back, and what comes when its calls are over."""
+
+    program: LogicalProgram  # keeps who is called
+    ends: list[Array]
+    unheard: list[Array]  # of these, those with effects, until a barrier has heard how they ended
+
+    def is_over(self) -> bool:
+        return all(map(_is_over, self.ends))
+
+
+def _is_over(end: Array) -> bool:
+    return bool(end.client.closed) or end.is_ready()
 
 
 class Effects:
@@ -34,7 +56,8 @@ class Effects:
         self.callbacks: weakref.WeakValueDictionary[int, _jaxlib.Callback] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         self._last: Array | None = None  # of what has an order; guarded by _lock
-        self._open: collections.deque[tuple[list[Array], LogicalProgram]] = collections.deque()  # guarded by _lock
+        self._open: collections.deque[_Run] = collections.deque()  # guarded by _lock
+        self._failure: tuple[Any, str] | None = None  # the first that no barrier has raised, and its client
         _all.add(self)
 
     def run(
@@ -57,7 +80,7 @@ class Effects:
 
     def _before(self, layout: _core.Layout, move: Callable[[Array, Any, Any], Array]) -> Any:
         last = self._last
-        if last is None or last.client.state(last) == "failed":
+        if last is None or last.client.state(last) != _PENDING:
             return _BEGIN
         if last.layout is layout:
             return last
@@ -65,9 +88,28 @@ class Effects:
 
     def _remember(self, ends: list[Array], program: LogicalProgram) -> None:
         with self._lock:
-            while self._open and all(each.is_ready() for each in self._open[0][0]):
-                self._open.popleft()
-            self._open.append((ends, program))
+            while self._open and self._open[0].is_over():
+                self._let_go(self._open.popleft())
+            self._open.append(_Run(program, ends, ends[: program.calls.effects]))
+
+    def _let_go(self, run: _Run) -> None:
+        """`_lock` is held. Keeps the failure for a barrier, but not the array that has it."""
+        for end in run.unheard:
+            if self._failure is None and not end.client.closed and end.client.state(end) == _FAILED:
+                self._failure = end.client, end.client.unread_error_text(end.raw_handle)
+
+    def settle(self) -> None:
+        """Lets go of what is over."""
+        with self._lock:
+            runs = list(self._open)
+        over = {run for run in runs if run.is_over()}  # without the lock: embedded, a look at them runs what is ready
+        with self._lock:
+            for run in self._open:
+                if run in over:
+                    self._let_go(run)
+            self._open = collections.deque(run for run in self._open if run not in over)
+            if self._last is not None and _is_over(self._last):
+                self._last = None
 
     def forget(self) -> None:
         """What comes now comes after nothing."""
@@ -78,20 +120,26 @@ class Effects:
         """Waits until every callback with effects, of what was submitted so far, is over.
 
         Raises:
-            CallbackFailedError: one failed; the first that did.
+            CallbackFailedError: one failed; the first that did since the last wait.
         """
         with self._lock:
-            waiting = [end for ends, program in self._open for end in ends[: program.calls.effects]]
+            runs = list(self._open)
         first: Exception | None = None
-        for end in waiting:
+        for end in itertools.chain.from_iterable(run.unheard for run in runs):
             try:
                 if not end.client.closed:
                     end.block_until_ready()
             except Exception as problem:
                 first = first or problem
         with self._lock:
-            while self._open and all(end.client.closed or end.is_ready() for end in self._open[0][0]):
-                self._open.popleft()
+            for run in runs:
+                run.unheard = []
+            self._open = collections.deque(run for run in self._open if run.unheard or not run.is_over())
+            known, self._failure = self._failure, None
+        if known is not None and not known[0].closed:
+            client, text = known
+            client.mark_read(text)
+            raise errors.from_text(text, errors.ComputationError)
         if first is not None:
             raise first
 

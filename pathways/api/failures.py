@@ -32,9 +32,10 @@ Hook = Callable[[errors.PathwaysError], object]
 class UnreadFailures:
     """Tells what failed on one connection and nobody read."""
 
-    def __init__(self, native: Any) -> None:
-        """`native`: the native client."""
+    def __init__(self, native: Any, settle: Callable[[], object]) -> None:
+        """`native`: the native client. `settle`: lets go of what this library itself holds and needs no more."""
         self._native = native
+        self._settle = settle
         self._hooks: list[Hook] = []
         self._lock = threading.Lock()  # one thread tells at a time
         self._thread: threading.Thread | None = None
@@ -96,6 +97,7 @@ class UnreadFailures:
         while not self._native.closed:
             time.sleep(LOOK_S)
             try:
+                self._settle()
                 self.tell()
             except Exception:  # the cluster is lost: whoever uses it is told
                 return

@@ -70,7 +70,8 @@ class Session:
             else RELEASE_BYTES,
         )
         self.arena_trimmer = ArenaTrimmer(self.native)
-        self.failures = UnreadFailures(self.native)
+        self.effects = Effects()
+        self.failures = UnreadFailures(self.native, self.effects.settle)
         self.first_calls = FirstCalls()
         self.driver = None
         self.transfer: HostTransfer
@@ -85,7 +86,6 @@ class Session:
         self._home: Slice | None = None
         #: Programs that nobody here can call any more, (number, group): appended by finalizers, see `sweep`.
         self.forgotten: collections.deque[tuple[int, int]] = collections.deque()
-        self.effects = Effects()
         self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
         self.state_lock = (
             threading.RLock()

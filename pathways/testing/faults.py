@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -16,14 +17,28 @@ def swap_every(host: int) -> int:
 def install(driver: Any) -> None:
     """Installs what the environment asks for on a host (a `JaxBackend`). Call it before the host's loop begins.
 
-    PATHWAYS_TEST_SLOW_COPIES: a slow channel; each copy to another host takes so many seconds longer.
+    PATHWAYS_TEST_SLOW_COPIES: slow channels; each copy to another host, and each transfer to a host on another machine,
+    takes so many seconds longer.
     PATHWAYS_TEST_SLOW_COMPILE: with "name:s", the compilation of each program of this name takes s seconds longer.
     """
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
         driver.core.slow_copies_for_testing(float(slow))
+        _slow_streams(driver.transfers, float(slow))
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COMPILE"):
         name, _, seconds = slow.partition(":")
         slow_compile(driver, name, float(seconds))
+
+
+def _slow_streams(transfers: Any, seconds: float) -> None:
+    """Each transfer to a host on another machine leaves so many seconds later."""
+    send = transfers.send_remote
+
+    def later(outgoing: Any) -> None:
+        timer = threading.Timer(seconds, send, (outgoing,))
+        timer.daemon = True
+        timer.start()
+
+    transfers.send_remote = later
 
 
 def slow_compile(driver: Any, name: str, seconds: float) -> None:

@@ -218,6 +218,27 @@ def test_a_host_that_is_lost_in_the_middle_of_a_loop() -> None:
         assert len(seen[0]) == 2000
 
 
+@pytest.mark.slow
+def test_the_order_of_calls_does_not_depend_on_a_host_of_calls_that_are_over() -> None:
+    """ERR-2: what comes behind them elsewhere goes on when their host is lost."""
+    with pw.connect(pw.LocalCluster(2, 1, 1)) as cluster:
+        devices = pw.make_virtual_device_set(cluster)
+        calls: list[float] = []
+
+        def body(x: Any) -> Any:
+            jax.debug.callback(lambda v: calls.append(float(v)), x, ordered=True)
+            return x + 1
+
+        here, there = (pw.jit(body, devices=devices.add_slice(devices=1, island=n)) for n in (0, 1))
+        for each in (there, here):
+            assert float(each(np.float32(1))) == 2
+        jax.effects_barrier()
+        os.kill(cluster.stats()["hosts"][0]["pid"], signal.SIGKILL)
+        assert float(there(np.float32(3))) == 4
+        jax.effects_barrier()
+        assert calls == [1, 1, 3]
+
+
 def test_big_arrays_and_many_calls_at_once(local_cluster: Any) -> None:
     slices = [pw.make_virtual_device_set(local_cluster).add_slice(devices=1) for _ in range(4)]
     meet = threading.Barrier(len(slices))

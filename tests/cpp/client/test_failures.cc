@@ -53,6 +53,18 @@ TEST(Failures, AReadOfOneIsAReadOfAll) {
   EXPECT_EQ(failures.read(handle(0)), "");
 }
 
+TEST(Failures, ALookIsNoRead) {
+  for (const bool is_read : {false, true}) {
+    Failures failures;
+    failures.add(handle(0), "boom", 0);
+    EXPECT_EQ(failures.text_of(handle(0)), "boom");
+    EXPECT_EQ(failures.text_of(handle(1)), "");
+    failures.release(handle(0));
+    if (is_read) failures.mark_read("boom");
+    EXPECT_EQ(told(failures, 2 * kLater), is_read ? Texts{} : Texts{"boom (1)"});
+  }
+}
+
 TEST(Failures, AReadAlsoOfWhatFailedEarlier) {
   Failures failures;
   failures.add(handle(0), "boom", 0);

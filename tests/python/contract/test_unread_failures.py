@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import pathways as pw
 
@@ -108,6 +109,67 @@ def test_what_was_read_is_not_told(add: Any, told: Told, how: str) -> None:
     del one, two
     told.settle()
     assert told.count("seen_by") == (0, 0)
+
+
+def refusing(add: Callable[..., Any], words: str, kind: str) -> Any:
+    """A function whose runs fail in a callback; no result of it depends on the call, where that has an effect."""
+
+    def refuse(v: Any) -> Any:
+        raise ValueError(f"{words} {float(v):g}")
+
+    def body(x: Any) -> Any:
+        if kind == "pure":
+            return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), np.float32), x)
+        if kind == "io":
+            io_callback(refuse, None, x)
+        else:
+            jax.debug.callback(refuse, x, ordered=kind == "ordered")
+        return x + 1
+
+    return pw.jit(body, devices=add(1), name="refused")
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("kind", ["debug", "ordered", "io", "pure"])
+def test_a_callback_that_fails_is_told_soon(add: Any, told: Told, kind: str, loop: bool) -> None:
+    """And by no later run, nor by the end: nothing else happens here. A barrier raises it all the same."""
+    f = refusing(add, f"refused {kind} {loop}", kind)
+    run = pw.program(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: f(x), x)) if loop else f
+    run(np.float32(0))
+    told.wait(f"refused {kind} {loop} 0")
+    told.settle()
+    assert told.count(f"refused {kind} {loop} 0") == (1, 1)
+    if kind != "pure":
+        with pytest.raises(pw.errors.CallbackFailedError, match=f"refused {kind} {loop} 0"):
+            jax.effects_barrier()
+    jax.effects_barrier()
+
+
+@pytest.mark.parametrize("kind", ["debug", "ordered"])
+def test_what_a_barrier_has_raised_is_not_told(add: Any, told: Told, kind: str) -> None:
+    f = refusing(add, f"raised {kind}", kind)
+    for n in (1, 2):
+        f(np.float32(n))
+    with pytest.raises(pw.errors.CallbackFailedError, match=f"raised {kind} 1"):
+        jax.effects_barrier()
+    jax.effects_barrier()
+    told.settle()
+    assert told.count(f"raised {kind}") == (0, 0)
+
+
+def test_a_barrier_raises_what_failed_before_other_runs(add: Any, told: Told) -> None:
+    """The runs behind it, and the time, do not hide it."""
+    f, g = (
+        refusing(add, "early", "debug"),
+        pw.jit(lambda x: (jax.debug.callback(lambda v: None, x), x)[1], devices=add(1)),
+    )
+    f(np.float32(1))
+    told.wait("early 1")
+    for _ in range(5):
+        np.asarray(g(np.float32(1)))
+    with pytest.raises(pw.errors.CallbackFailedError, match="early 1"):
+        jax.effects_barrier()
+    jax.effects_barrier()
 
 
 def test_what_was_cancelled_is_not_told(add: Any, told: Told) -> None:
