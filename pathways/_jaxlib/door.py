@@ -70,7 +70,13 @@ from pathways._jaxlib.jaxprs import (
     sub_jaxprs,
     transposed_times,
 )
-from pathways._jaxlib.lowering import guard_lowering, is_lowering_for_slices, lower_jaxpr, lowering_for_slices
+from pathways._jaxlib.lowering import (
+    forget_meshes,
+    guard_lowering,
+    is_lowering_for_slices,
+    lower_jaxpr,
+    lowering_for_slices,
+)
 from pathways._jaxlib.mlir_modules import (
     drop_main_attributes,
     main_function,

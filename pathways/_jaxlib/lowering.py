@@ -127,6 +127,19 @@ def _put_within(ctx: Any, *args: Any, devices: Any, **_: Any) -> Any:
     return [constrained(*each) for each in zip(args, devices, ctx.avals_out, strict=True)]
 
 
+def forget_meshes(lowered: Any) -> Any:
+    """A `jax.stages.Lowered` whose results have types without a mesh, for `jax.export`.
+
+    It exports derivatives for the mesh of the results' types, which is the slice's, for so many devices.
+    """
+    given = lowered._lowering.compile_args
+    given["global_out_avals"] = [
+        core.ShapedArray(aval.shape, aval.dtype, aval.weak_type) if type(aval) is core.ShapedArray else aval
+        for aval in given["global_out_avals"]
+    ]
+    return lowered
+
+
 _lowering = threading.local()  # .for_slices: how many `lowering_for_slices` this thread is inside
 
 

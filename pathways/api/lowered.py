@@ -27,21 +27,22 @@ class Tracing(Stage):
         split: Split,
         partition: Callable[[], Lowering],
         lower_plainly: Callable[[tuple[str, ...], dict[str, Any]], Any],
-        jaxpr: Callable[[], Any],
+        jaxpr: Callable[..., Any],
     ) -> None:
         """`partition` lowers the traced program for its slices; `lower_plainly(platforms, private)`, without them.
-        `jaxpr` gives the jaxpr to show, from which `jax.export` makes derivatives."""
+        `jaxpr(is_exported=)` gives the jaxpr to show, or the one from which `jax.export` makes derivatives."""
         super().__init__(traced)
         self._split = split
         self._partition = partition
         self._lower_plainly = lower_plainly
         self._jaxpr = jaxpr
+        self._is_exported = False
 
     @property
     def jaxpr(self) -> Any:
         """The closed jaxpr: of a placed function the plain function's, as of `jax.jit`. In a program's, placed
         functions are `jit` equations with a mark in their names."""
-        return self._jaxpr()
+        return self._jaxpr(is_exported=self._is_exported)
 
     @property
     def fun_name(self) -> str:
@@ -56,6 +57,7 @@ class Tracing(Stage):
                 whoever runs it without a cluster. It is how `jax.export` asks, and gives a `jax.stages.Lowered`.
         """
         if lowering_platforms is not None:
+            self._is_exported = True  # as the function, its derivatives are for one device
             return self._lower_plainly(tuple(lowering_platforms), private)
         return Lowered(self._split, self._partition())
 

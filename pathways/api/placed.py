@@ -17,7 +17,7 @@ from pathways.api.slices import Slice
 from pathways.api.tracing import is_tracing, remember, tracing
 from pathways.compiler import specs
 from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.placed import untagged
+from pathways.compiler.plain_jaxprs import untagged
 from pathways.compiler.trace import Traced
 
 
@@ -97,11 +97,11 @@ class PlacedFunction(Program):
     @_jaxlib.outside_meshes
     def _lower_plainly(self, split: Any, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
         with _jaxlib.lowering_for_slices():
-            return self._plain(split).lower(lowering_platforms=platforms, **private)
+            return _jaxlib.forget_meshes(self._plain(split).lower(lowering_platforms=platforms, **private))
 
     @_jaxlib.outside_meshes
-    def _shown_jaxpr(self, traced: Traced, split: Any) -> Any:
-        return untagged(self._plain(split).jaxpr)
+    def _shown_jaxpr(self, traced: Traced, split: Any, *, is_exported: bool) -> Any:
+        return untagged(self._plain(split).jaxpr, keep_shardings=not is_exported)
 
     def _plain(self, split: Any) -> Any:
         """JAX's own trace of the plain function, with its shardings."""

@@ -439,8 +439,8 @@ class Program(Handle):
             "its placed functions, or the plain function: jax.export.export(jax.jit(fun))"
         )
 
-    def _shown_jaxpr(self, traced: Traced, split: Split) -> Any:
-        del split
+    def _shown_jaxpr(self, traced: Traced, split: Split, *, is_exported: bool) -> Any:
+        del split, is_exported
         return traced.jaxpr
 
     @_jaxlib.outside_meshes

@@ -59,25 +59,6 @@ def lookup(jit_name: str) -> SliceTag | None:
     return _slice_tags.get(jit_name) if _MARK in jit_name else None
 
 
-def untagged(closed: Any) -> Any:
-    """A closed jaxpr in which placed functions are plain ones, which JAX may lower for whoever runs it."""
-
-    def of_parameter(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(of_parameter, value))
-        return untagged(value) if _jaxlib.is_jaxpr(value) else value
-
-    jaxpr, constants = _jaxlib.opened(closed)
-    eqns = []
-    for eqn in jaxpr.eqns:
-        params = {key: of_parameter(value) for key, value in eqn.params.items()}
-        if eqn.primitive is _jaxlib.jit_p and (slice_tag := lookup(params["name"])) is not None:
-            params["name"] = slice_tag.name
-        eqns.append(eqn.replace(params=params))
-    plain = jaxpr.replace(eqns=eqns)
-    return plain if closed is jaxpr else _jaxlib.closed_jaxpr(plain, constants)
-
-
 def staged(fun: Callable[..., Any], name: str, static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:
     """A program's function as a jit whose name marks it as a program.
 

@@ -59,6 +59,44 @@ def test_derivatives_are_exported(add: Callable[..., Any], form: str, order: int
         np.testing.assert_allclose(gradient(call, times), gradient(reference, times), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "form", ["shardings", "constraint", "in a scan", "device_put", "pw.device_put", "calls another"]
+)
+def test_derivatives_of_a_function_over_several_devices_are_exported(add: Callable[..., Any], form: str) -> None:
+    slice_ = add(2)
+    rows = slice_.sharding(P("x"))
+    inner = pw.jit(jnp.tanh, devices=slice_, in_shardings=P("x"), out_shardings=P("x"))
+    constrain: Callable[[Any], Any] = {
+        "constraint": lambda v: jax.lax.with_sharding_constraint(v, rows),
+        "device_put": lambda v: jax.device_put(v, rows),
+        "pw.device_put": lambda v: pw.device_put(v, rows),
+    }.get(form, lambda v: v)
+
+    def fun(v: Any) -> Any:
+        if form == "calls another":
+            return inner(v) * v
+        if form == "in a scan":
+            step = lambda c, _: (jax.lax.with_sharding_constraint(jnp.sin(c), rows), None)
+            return jax.lax.scan(step, v, None, length=3)[0]
+        return constrain(_wave(constrain(v)))
+
+    placed = pw.jit(
+        fun, devices=slice_, **({"in_shardings": P("x"), "out_shardings": P("x")} if form == "shardings" else {})
+    )
+    plain = {"calls another": lambda v: jnp.tanh(v) * v, "in a scan": lambda v: jnp.sin(jnp.sin(jnp.sin(v)))}.get(
+        form, _wave
+    )
+    shown = str(placed.trace(_STRUCT).jaxpr)
+    assert form not in ("shardings", "constraint") or "sharding_constraint" in shown
+    call = _reloaded(placed, _STRUCT, vjp_order=1).call
+    np.testing.assert_allclose(call(X), plain(X), rtol=1e-5)
+    wanted = jax.grad(lambda v: plain(v).sum())(X)
+    np.testing.assert_allclose(jax.grad(lambda v: call(v).sum())(X), wanted, rtol=1e-5)
+    np.testing.assert_allclose(
+        pw.program(jax.grad(lambda v: pw.jit(call, devices=slice_)(v).sum()))(X), wanted, rtol=1e-5
+    )
+
+
 def test_the_jaxpr_of_a_placed_function_is_the_plain_one(add: Callable[..., Any]) -> None:
     slice_ = add(1)
     inner = pw.jit(lambda v: v + 1, devices=slice_, name="inner")
