@@ -28,7 +28,7 @@ from typing import Any
 import grpc
 from google.protobuf.empty_pb2 import Empty
 
-from pathways import errors
+from pathways import _core, errors
 from pathways._jaxlib import Callback
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.callbacks import Answers
@@ -411,10 +411,17 @@ class RemoteControl:
     def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
         if self._closed:
             raise self._failure or errors.ClusterClosedError("this connection to the cluster was closed")
+        deadline = _core.deadline_here() if timeout is None else None  # END-1: the controller may be stopped
         try:
-            return method(request, timeout=timeout, metadata=wire.bearer(self._token))
+            return method(
+                request,
+                timeout=timeout if deadline is None else deadline.left(),
+                metadata=wire.bearer(self._token),
+            )
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                if deadline is not None:
+                    raise deadline.passed("waiting for the controller") from None
                 raise TimeoutError(f"no answer from the cluster within {timeout:g} s") from error
             raise self._translated(error) from None
         except ValueError as error:  # grpc raises this when another thread closed the channel

@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import psutil
 import pytest
 from machines import MachineCluster
 
@@ -220,6 +221,19 @@ def save(array: Any, folder: pathlib.Path) -> None:
         checkpointer.save(folder / "saved", {"array": array})
 
 
+def waits(waiter: str, array: Any, folder: pathlib.Path) -> Any:
+    return {
+        "read": np.asarray,
+        "threads": read_in_threads,
+        "begun": np.asarray,
+        "device_get": lambda array: jax.device_get({"a": [array], "b": array}),
+        "wait": jax.block_until_ready,
+        "float": float,
+        "repr": look_until_it_failed,
+        "save": lambda array: save(array, folder),
+    }[waiter](array)
+
+
 @pytest.mark.sampled(0.06)
 @pytest.mark.parametrize(("kind", "state", "cause", "waiter"), [*cells()])
 def test_what_waits_ends(
@@ -268,16 +282,7 @@ def test_what_waits_ends(
             if state == "compiling":
                 function = pw.jit(lambda x: x - 1, devices=world.here, name="slowly")
             return (function if timeout is None else function.with_timeout(timeout))(X)
-        return {
-            "read": np.asarray,
-            "threads": read_in_threads,
-            "begun": np.asarray,
-            "device_get": lambda array: jax.device_get({"a": [array], "b": array}),
-            "wait": jax.block_until_ready,
-            "float": float,
-            "repr": look_until_it_failed,
-            "save": lambda array: save(array, tmp_path),
-        }[waiter](y)
+        return waits(waiter, y, tmp_path)
 
     pid = world.pid() if cause in ("lost", "stopped") else 0
     timer = threading.Timer(BEFORE_S, act)
@@ -333,3 +338,31 @@ def test_a_call_that_its_deadline_left_compiling_goes_on_later(worlds: Callable[
     compiles = sum(cluster.stats()["compiles"])
     assert float(function(world.x)) == 9
     assert len(traced) == 1 and sum(cluster.stats()["compiles"]) <= compiles + 1
+
+
+@pytest.mark.skipif("local" not in KINDS, reason="stops the controller of this machine")
+def test_deadlines_pass_while_the_controller_is_stopped(worlds: Callable[[str], World], tmp_path: pathlib.Path) -> None:
+    """Also those of first calls, which ask it; and when it goes on, so does all else."""
+    world = worlds("local")
+    cluster = world.client()
+    world.gate.close()
+    controller = psutil.Process(cluster._control.controller_pid)
+    array = world.gated.with_timeout(BEFORE_S)(world.x)
+    controller.suspend()
+    try:
+        for waiter in ("read", "threads", "device_get", "wait", "float", "repr"):
+            with pytest.raises(pw.errors.DeadlineExceededError):
+                waits(waiter, array, tmp_path)
+            array = world.plain.with_timeout(BEFORE_S)(world.x)
+            if waiter == "wait":
+                array.copy_to_host_async()
+        fresh = pw.jit(lambda x: x - 2, devices=world.here)
+        for function in (fresh, pw.program(lambda x: fresh(world.plain(x)))):
+            began = time.monotonic()
+            with pytest.raises(pw.errors.DeadlineExceededError, match="still waiting for the controller"):
+                function.with_timeout(BEFORE_S)(world.x)
+            assert time.monotonic() - began < HANGS_S
+    finally:
+        controller.resume()
+        world.gate.open()
+    assert float(fresh(world.x)) == 1 and float(world.plain(world.x)) == 4

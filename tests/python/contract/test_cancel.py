@@ -1,8 +1,10 @@
-"""Runs that are dropped: what they leave behind harms nothing that came after it (FUT-3)."""
+"""Runs that are dropped: what they leave behind harms nothing that came after it (FUT-3). A run that its hosts have
+begun is not dropped (GANG-1)."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import jax
@@ -47,3 +49,58 @@ def test_a_dropped_run_spares_what_came_after_it(add: Any, cluster: Any, timeout
     assert cluster.address is None or cluster.stats()["controller"]["dropped"] == dropped + 1
     for number, array in enumerate(kept):
         np.testing.assert_array_equal(np.asarray(array), np.full(8, number, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["variable", "reference"])
+def test_what_a_cancelled_run_writes(add: Any, cluster: Any, kind: str) -> None:
+    """GANG-1: a run that has begun writes, though its result is cancelled. One that was dropped leaves its error."""
+    slice_, gate, asked = add(1), threading.Event(), threading.Event()
+
+    def wait(v: Any) -> Any:
+        asked.set()
+        gate.wait(60)
+        return v
+
+    slow = pw.jit(lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32), x), devices=slice_)
+    quick = pw.jit(lambda x: x + 1, devices=slice_)
+    one = pw.device_put(np.float32(1), slice_)
+    state: Any = pw.Variable(one, slice_) if kind == "variable" else jax.new_ref(one)
+
+    @pw.program
+    def step(x: Any) -> Any:
+        y = slow(x)
+        if kind == "variable":
+            state.value = state.value + y
+        else:
+            state[...] = state[...] + y
+        return y * 2
+
+    def value() -> float:
+        return float(state.value if kind == "variable" else state[...])
+
+    gate.set()
+    assert (float(step(one)), value(), float(quick(one))) == (2, 2, 2)
+    gate.clear()
+    asked.clear()
+    begun = step(one)
+    assert asked.wait(60)
+    pw.cancel(begun)
+    with pytest.raises(pw.errors.CancelledError):
+        float(begun)
+    gate.set()
+    assert value() == 3
+    if cluster.address is None:
+        return  # embedded, a run begins at once
+    gate.clear()
+    first = slow(one)
+    runs = [quick(first) for _ in range(MANY)]
+    pw.cancel(step(one))
+    gate.set()
+    jax.block_until_ready(runs)
+    with pytest.raises(pw.errors.CancelledError):
+        value()
+    if kind == "variable":
+        state.value = one
+    else:
+        state[...] = one
+    assert (float(step(one)), value()) == (2, 2)
