@@ -56,6 +56,8 @@ class ClientObjects : private ExecutorPart {
   /// The notice of the client's end has come. False: the client was not present.
   bool end_client(uint32_t id);
   bool is_gone(uint32_t id) const { return id < clients_.size() && clients_[id].gone; }
+  /// Whom the DeviceClock charges for a run.
+  uint32_t payer(const Run& run) const { return is_gone(run.client) ? DeviceClock::kNobody : run.client; }
   /// False: this cannot be the number of a client. Client numbers go up by one, and this one is far ahead of all that
   /// this host knows.
   bool may_be_client(uint32_t id) const {

@@ -3,7 +3,8 @@
 /// XLA says when a value is ready, and not when its computation began. Launches on one device run one after the other.
 /// So a computation began when it was launched, or when its devices had finished what they were noticed to finish last,
 /// whichever is later; and it ended when it was noticed to be ready. What the host notices late makes one computation
-/// longer and the next one shorter; their sum is right.
+/// longer and the next one shorter; their sum is right. Nobody notices the end of a computation of which nothing is
+/// told. Of it, the time within its launch counts here; what it computes after that counts with the next one.
 ///
 /// Two readers. `began_ns` gives each run its busy time, which goes to the controller with the run's end; there the sum
 /// of what was noticed in one look is divided among the runs, for the policy and for `pathways clients` (SHARE-5,
@@ -38,17 +39,17 @@ class DeviceClock {
   void end_look() { is_looking_ = false; }
   uint32_t look() const { return look_; }
 
-  /// A computation of the client that was launched on `devices` (a bit each) at `launched_ns` was noticed to be over.
-  /// Returns when it began.
-  int64_t began_ns(uint32_t client, uint64_t devices, int64_t launched_ns) {
+  /// A computation of the client that was launched on `devices` (a bit each) at `launched_ns` was noticed at `now_ns`
+  /// to be over. Returns when it began.
+  int64_t began_ns(uint32_t client, uint64_t devices, int64_t launched_ns, int64_t now_ns) {
     int64_t began = launched_ns;
     BusyTimes& busy = busy_of(client);
     for (uint64_t left = devices; left != 0; left &= left - 1) {
       const auto device = static_cast<size_t>(std::countr_zero(left));
       int64_t& free = free_ns_[device];
-      busy[device] += now_ns() - std::min(now_ns(), std::max(launched_ns, free));
+      busy[device] += now_ns - std::min(now_ns, std::max(launched_ns, free));
       began = std::max(began, free);
-      free = now_ns();
+      free = std::max(free, now_ns);
     }
     return began;
   }

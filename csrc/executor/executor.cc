@@ -29,7 +29,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       transfers_(part_, memory_, flow_, receives_),
       rows_(part_, memory_, flow_, receives_),
       decisions_(part_, flow_),
-      launcher_(part_, memory_, flow_, transfers_, rows_, decisions_),
+      launcher_(part_, objects_, memory_, flow_, transfers_, rows_, decisions_),
       puts_(part_, objects_, memory_, options.longest_put_wait),
       tasks_(part_, objects_),
       fetches_(part_, objects_, tasks_),

@@ -50,6 +50,7 @@ bool Launcher::launch(NodeRef ref) {
   // even when an input has failed (GANG-1).
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
   const int64_t launched_ns = is_launched ? monotonic_ns() : 0;
+  bool answers = false;
   if (is_launched) run.launched_ns = launched_ns;
   if (is_launched) {
     const Status status = enqueue(run, ref.node, node);
@@ -59,7 +60,7 @@ bool Launcher::launch(NodeRef ref) {
     }
     tracker_.next_age();
     if (!taken.empty() && status == Status::kOk && error == 0) {
-      tracker_.take_over(node.devices, taken, inputs_, input_ages_);
+      answers = tracker_.take_over(node.devices, taken, inputs_, input_ages_);
     }
     book(run, node);
     // The error of a failed input says more than the error of a launch on its placeholder.
@@ -70,7 +71,7 @@ bool Launcher::launch(NodeRef ref) {
   const bool runs = error == 0 || queues_.blocks(node);
   const bool counts =
       queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr && !run.plan->moves(node);
-  finish(ref, error, counts, counts || !taken.empty(), launched_ns);
+  finish(ref, error, counts, counts || answers, launched_ns);
   return !is_launched || !queues_.computes_in_launch() || monotonic_ns() - launched_ns < kLongLaunchNs;
 }
 
@@ -170,6 +171,9 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
     item.was_ready = seen == Readiness::kReady && error == 0 && watched == outputs_[0];
     if (moves) item.held = refs_.retain(run.values[inputs[0]]);
     tracker_.add(node.devices, item, made_of);
+  } else if (launched_ns != 0) {  // SHARE-5: nobody notices its end
+    const int64_t now_ns = monotonic_ns();
+    run.count_time(clock_.began_ns(objects_.payer(run), node.devices, launched_ns, now_ns), now_ns);
   }
   flow_.read_done(run, inputs);
   flow_.close_step(ref.run);

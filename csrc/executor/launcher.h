@@ -25,6 +25,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "executor/client_objects.h"
 #include "executor/dataflow.h"
 #include "executor/decisions.h"
 #include "executor/executor_part.h"
@@ -36,9 +37,15 @@ namespace pathways {
 
 class Launcher : private ExecutorPart {
  public:
-  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers,
-           RowExchanges& rows, Decisions& decisions)
-      : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers), rows_(rows), decisions_(decisions) {}
+  Launcher(const ExecutorPart& part, const ClientObjects& objects, LaunchMemory& memory, Dataflow& flow,
+           TransferManager& transfers, RowExchanges& rows, Decisions& decisions)
+      : ExecutorPart(part),
+        objects_(objects),
+        memory_(memory),
+        flow_(flow),
+        transfers_(transfers),
+        rows_(rows),
+        decisions_(decisions) {}
 
   /// Launches a call that is ready, fails it, or throttles it. False: the launch took long, because it computed within
   /// the call; other hosts' records may have come meanwhile.
@@ -69,6 +76,7 @@ class Launcher : private ExecutorPart {
     int64_t launched_ns;
   };
 
+  const ClientObjects& objects_;
   LaunchMemory& memory_;
   Dataflow& flow_;
   TransferManager& transfers_;

@@ -42,10 +42,12 @@ size_t ReadinessTracker::chain_length(const ReadyQueue& queue) {
 
 /// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on these values tell
 /// nothing. So a pending value that holds one of them gets another output of its launch, or this launch answers for it.
-void ReadinessTracker::take_over(uint64_t devices, std::span<const uint32_t> positions, std::span<const Value> inputs,
+/// Of an input that no pending value holds, nobody is to be told anything.
+bool ReadinessTracker::take_over(uint64_t devices, std::span<const uint32_t> positions, std::span<const Value> inputs,
                                  std::span<const uint64_t> input_ages) {
   ReadyQueue* queue = queue_of(devices);
-  if (queue == nullptr) return;
+  if (queue == nullptr) return false;
+  bool answers = false;
   taken_.clear();
   for (const uint32_t position : positions) {
     const Value value = inputs[position];
@@ -58,9 +60,12 @@ void ReadinessTracker::take_over(uint64_t devices, std::span<const uint32_t> pos
         for (const uint32_t each : positions) taken_.push_back(inputs[each]);
         std::sort(taken_.begin(), taken_.end());
       }
-      if (!use_another_output(*item)) item->taken_by = age_;
+      if (use_another_output(*item)) continue;
+      item->taken_by = age_;
+      answers = true;
     }
   }
+  return answers;
 }
 
 /// Gives the pending value of a launch another output of the launch, one that nobody has taken over. False when there

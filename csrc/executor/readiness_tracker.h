@@ -73,8 +73,9 @@ class ReadinessTracker {
 
   /// Takes over the item's reference. `input_ages`: of the values from which the item's value is computed.
   void add(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages = {});
-  /// The newest launch, which was made on `devices`, has taken over the inputs at `positions`.
-  void take_over(uint64_t devices, std::span<const uint32_t> positions, std::span<const Value> inputs,
+  /// The newest launch, which was made on `devices`, has taken over the inputs at `positions`. True: it answers for one
+  /// of them, so the caller must `add` a pending value of that launch.
+  bool take_over(uint64_t devices, std::span<const uint32_t> positions, std::span<const Value> inputs,
                  std::span<const uint64_t> input_ages);
 
   /// Settles the oldest pending values of each ready queue that are ready or have failed. Calls

@@ -8,6 +8,7 @@
 /// Threading: the executor's thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -104,6 +105,11 @@ struct Run {
   /// Of a node whose predicate is settled: 0 if it is taken, kDead if not, or the error of its predicate.
   uint32_t verdict(const NodeRecord& node) const {
     return node.predicate == kNoPredicate ? 0 : predicates[node.predicate].verdict;
+  }
+  /// Its devices were busy for it from `began_ns` to `now_ns`. Time in which several were busy counts once.
+  void count_time(int64_t began_ns, int64_t now_ns) {
+    busy_ns += std::max<int64_t>(0, now_ns - std::max(counted_ns, began_ns));
+    counted_ns = std::max(counted_ns, now_ns);
   }
   NodeContext context(uint32_t node) const {
     return {order, client, plan->id, node, plan->plan.node(node).computation};

@@ -79,12 +79,9 @@ void ValueSettler::count_time(const PendingValue& launch) {
   count_time(run, devices, launch.launched_ns);
 }
 
-/// Time in which several devices were busy for the run counts once.
 void ValueSettler::count_time(Run& run, uint64_t devices, int64_t launched_ns) {
-  const uint32_t client = objects_.is_gone(run.client) ? DeviceClock::kNobody : run.client;
-  const int64_t began = std::max(run.counted_ns, clock_.began_ns(client, devices, launched_ns)), now = clock_.now_ns();
-  run.busy_ns += std::max<int64_t>(0, now - began);
-  run.counted_ns = now;
+  const int64_t now_ns = clock_.now_ns();
+  run.count_time(clock_.began_ns(objects_.payer(run), devices, launched_ns, now_ns), now_ns);
 }
 
 /// Completes the results that a value of a run is bound to, or fails them with `error`.

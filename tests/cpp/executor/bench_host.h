@@ -32,9 +32,10 @@ class RecordingLink final : public HostLink {
     if (refused.count(future.raw) != 0) return Status::kOk;
     return write({reinterpret_cast<std::byte*>(&read[future.raw]), nullptr});
   }
-  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime,
+  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,
                 const TakenBranches& branches) override {
     runs[tag] = {gangs, expected};
+    busy_ns[tag] = time.busy_ns;
     taken[tag] = branches;
   }
   void hold_over(uint32_t, uint64_t hold) override { holds_over.push_back(hold); }
@@ -89,6 +90,7 @@ class RecordingLink final : public HostLink {
   std::vector<uint64_t> holds_over;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected
   std::map<uint64_t, TakenBranches> taken;                    ///< by tag
+  std::map<uint64_t, int64_t> busy_ns;                        ///< by tag
   uint64_t decisions = 0;                                     ///< sent
   std::vector<std::pair<uint64_t, uint32_t>> enqueued_calls;  ///< tag and global node, of stepwise runs
   std::deque<Message> outgoing;

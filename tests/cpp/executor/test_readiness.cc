@@ -1,10 +1,14 @@
 // What one host's executor tells as ready, and when: along a chain, through donated values, and with a bound on the
 // launches in flight of each device.
 //
-//   LOOK-1  Looks.*, Donations.*, Throttle.DonatedStepsKeepToTheBound, Throttle.WhatLiesBeforeTheTakerIsToldIn*
+//   LOOK-1  Looks.*, Donations.*, Inline.*, Throttle.DonatedStepsKeepToTheBound, Throttle.WhatLiesBeforeTheTakerIsToldIn*
 //   ORD-1   Throttle.*
+//   SHARE-5 Inline.*
 //   GANG-2  Throttle.WhatLiesBeforeTheTakerIsToldInItsTime
 //   MEM-4   every test ends with `expect_empty`: each reference was dropped exactly once
+#include <chrono>
+#include <thread>
+
 #include "executor/bench_host.h"
 
 namespace pathways::test {
@@ -203,6 +207,40 @@ TEST_F(Donations, WithinOneRunToo) {
   pass(100);
   EXPECT_EQ(host.link.completions(B), 1u);
   drop({A, B});
+}
+
+TEST(Inline, OfAChainOnlyTheEndIsWatchedAndAllIsCounted) {
+  // On a host that computes within its launches, nothing but the result is watched, whether each call takes over what
+  // the one before has made or not, and the time of all launches counts.
+  ModelClock clock(ModelClock::Kind::kVirtual);
+  for (const bool takes_over : {true, false}) {
+    BenchHost host(clock, 0, 1, 100, 0, true);
+    host.link.on_leave = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+    auto second = call({0}, {1}), third = call({1}, {2});
+    PlanSizes sizes;
+    sizes.launches.resize(3);
+    second.computation = 1;
+    third.computation = 2;
+    Plan plan = Plan::parse(plan_of({}, {call({}, {0}), second, third}, {2}, 3, 0, 1).finish());
+    host.backend.learn(0, plan, {});
+    if (takes_over) {
+      sizes.launches[1].donated = sizes.launches[2].donated = {0};
+      for (const uint32_t node : {2u, 3u}) host.backend.donate(0, node, {0});
+    }
+    host.executor.add_plan(0, std::move(plan));
+    host.executor.set_compiled(0, std::nullopt, sizes);
+    host.run(1, 0, {}, {A});
+    while (host.backend.launches() < 3) host.poll();
+    EXPECT_EQ(host.executor.stats().waiting, 1u);
+    EXPECT_EQ(host.link.completions(A), 0u);
+    clock.advance(300);
+    host.poll();
+    EXPECT_EQ(host.link.completions(A), 1u);
+    EXPECT_GE(host.link.busy_ns[1], 6'000'000) << "takes over: " << takes_over;
+    host.release(A);
+    host.poll();
+    host.expect_empty();
+  }
 }
 
 TEST(Throttle, WhatLiesBeforeTheTakerIsToldInItsTime) {
