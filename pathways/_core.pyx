@@ -42,6 +42,7 @@ cdef int64_t _PUMP_NS = 10_000_000  # embedded: how long one call runs what is r
 include "_array.pxi"             # Layout, Buffer: an array's kind and its handle
 include "_client.pxi"            # Client: its futures, its commands, its memory
 include "_call.pxi"              # Call: one compiled signature of a program
+include "_trees.pxi"             # Tree: the nesting of what a call takes and returns
 # What both use.
 include "_memory.pxi"            # BlockView: a block of shared memory; leases
 include "_interrupts.pxi"        # Interrupts: Ctrl-C, when one process is the whole cluster

@@ -195,6 +195,7 @@ class Compiled(Handle):
             self.enter = functools.partial(Compiled._enter, cast(Compiled, weakref.proxy(self)))
         self.in_tree = in_tree
         self.out_tree = lowering.traced.out_tree
+        self.given, self.returned = _core.Tree(in_tree, Array), _core.Tree(self.out_tree, Array)
         self.calls_back = lowering.program.calls.count != 0
         self.is_flat = (
             not self.calls_back

@@ -48,10 +48,6 @@ from pathways.compiler.placed import (
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import Traced, names_of, trace, which
 
-#: `jax.tree_util.tree_flatten` without its Python frame: each call of a program flattens its arguments.
-flatten = jax.tree_util.default_registry.flatten
-
-
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()  # guarded by _programs_lock
 _programs_lock = threading.Lock()
 
@@ -114,40 +110,37 @@ class Program(Handle):
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None) -> Any:
         # One function, because each Python frame costs a tenth of the call.
         known = self._last
-        leaves: list[Any]
+        leaves: list[Any] | None
         if known is not None and known.modes == trace_modes():
             if known.is_flat and not kwargs:
                 leaves = [*args]
             else:
-                leaves, tree = flatten((args, kwargs))
-                if tree != known.in_tree:
-                    known = None
+                leaves = known.given.leaves((args, kwargs))
         else:
-            known, leaves = self._find_static(args, kwargs) if self._has_static else (None, [])
-        if known is not None:
+            known, leaves = self._find_static(args, kwargs) if self._has_static else (None, None)
+        if known is not None and leaves is not None:
             out: Any = known.enter(leaves, deadline)
             if type(out) is not list:
                 out = known.resolve_if_fitting(out, leaves, self._home is not None, deadline)
             if out is not None:
-                return out[0] if known.is_flat else known.out_tree.unflatten(out)
+                return out[0] if known.is_flat else known.returned.fill(out)
         return self._call_slowly(args, kwargs, deadline)
 
-    def _find_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled | None, list[Any]]:
+    def _find_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled | None, list[Any] | None]:
         """What a call with these static arguments ran before, and this call's leaves; None: it takes the long way."""
         route = self._routes.get((len(args), *kwargs))
         if route is None:
-            return None, []
+            return None, None
         positions, names, dynamic, known = route
         last = known.get(static_key(args, kwargs, positions, names))
         if last is None or last.modes != trace_modes():
-            return None, []
+            return None, None
         if last.is_flat and len(names) == len(kwargs):
             leaves = [args[n] for n in dynamic]
             if all(type(leaf) is Array for leaf in leaves):
                 return last, leaves
         rest = {key: value for key, value in kwargs.items() if key not in names}
-        leaves, tree = flatten((tuple([args[n] for n in dynamic]), rest))
-        return last if tree == last.in_tree else None, leaves
+        return last, last.given.leaves((tuple([args[n] for n in dynamic]), rest))
 
     def _learn_static(self, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: Compiled) -> None:
         """Calls like this one have that signature, until another one with the same static arguments comes."""
@@ -192,7 +185,7 @@ class Program(Handle):
             compiled.constants.learn(leaves)
             if self._has_static and not checked:
                 self._learn_static(args, kwargs, compiled)
-        return compiled.out_tree.unflatten(out)
+        return compiled.returned.fill(out)
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Under `jax.disable_jit`: the user's Python itself. What is done to arrays of a slice runs there, op by op."""
