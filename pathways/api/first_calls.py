@@ -2,10 +2,11 @@
 
 A first call traces a program, partitions it and waits until its hosts have compiled it. `Program` says when each stage
 begins. `cluster.stats()["first_calls"]` has the seconds of the newest ones. A call that takes longer than two seconds
-shows a line on stderr, if that is a terminal or a notebook; the line goes when the call is over.
+shows a line on stderr, if that is a terminal or a notebook; the line goes when the call is over. While hosts compile,
+it says how far each of them is.
 
 Threading: calls of several threads may overlap. The list is appended to and copied, which Python's lock makes safe. One
-line is shown at a time.
+line is shown at a time. A thread of the line asks the hosts; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -24,19 +26,28 @@ from rich.text import Text
 
 #: After how many seconds a call shows its line.
 PATIENCE_S = 2.0
+#: How often the hosts are asked.
+_EVERY_S = 1.0
+#: How many hosts a line has at most.
+_HOSTS = 4
 _KEPT = 64
 _line_in_use = threading.Lock()
+
+
+#: Asks which hosts compile: number, and how many of how many computations are compiled.
+Ask = Callable[[], list[tuple[int, int, int]]]
 
 
 class FirstCalls:
     """Those of one client, the newest."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Ask = list) -> None:
+        self._ask = ask
         self._done: collections.deque[FirstCall] = collections.deque(maxlen=_KEPT)
 
     def begin(self, name: str) -> FirstCall:
         """For a `with` statement around the first call of the program of this name. A call that fails is not kept."""
-        return FirstCall(name, self._done)
+        return FirstCall(name, self._done, self._ask)
 
     def now(self) -> list[dict[str, Any]]:
         """The newest at the end: `{"program": name, "trace": seconds, "partition": seconds, "compile": seconds}`."""
@@ -46,9 +57,11 @@ class FirstCalls:
 class FirstCall:
     """One first call. It begins with its first stage."""
 
-    def __init__(self, name: str, done: collections.deque[FirstCall]) -> None:
+    def __init__(self, name: str, done: collections.deque[FirstCall], ask: Ask = list) -> None:
         self.name = name
         self._done = done
+        self._ask = ask
+        self._hosts: list[tuple[int, int, int]] = []  # the last answer
         self._began: list[tuple[str, float]] = []  # stages, each with its begin
         self._ended: float | None = None
         self._timer: threading.Timer | None = None
@@ -95,10 +108,24 @@ class FirstCall:
                     redirect_stderr=False,
                 )
                 self._line.start()
+                threading.Thread(target=self._keep_asking, name="pw-first-call", daemon=True).start()
+
+    def _keep_asking(self) -> None:
+        while self._ended is None:
+            if self._began and self._began[-1][0] == "compile":
+                try:
+                    self._hosts = self._ask()
+                except Exception:  # the cluster is closed, or a host is lost; the call itself says so
+                    return
+            time.sleep(_EVERY_S)
 
     def _text(self) -> Text:
         took = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds().items())
-        return Text(f"first call of {self.name}: {took}", no_wrap=True, overflow="ellipsis")
+        hosts = [f"host {host}: {done} of {count}" for host, done, count in self._hosts]
+        if len(hosts) > _HOSTS:
+            hosts = [*hosts[: _HOSTS - 1], f"{len(hosts) - _HOSTS + 1} more"]
+        there = f" ({', '.join(hosts)})" if hosts else ""
+        return Text(f"first call of {self.name}: {took}{there}", no_wrap=True, overflow="ellipsis")
 
 
 def _is_shown() -> bool:

@@ -72,7 +72,7 @@ class Session:
         self.arena_trimmer = ArenaTrimmer(self.native)
         self.effects = Effects()
         self.failures = UnreadFailures(self.native, self.effects.settle)
-        self.first_calls = FirstCalls()
+        self.first_calls = FirstCalls(control.compiling)
         self.driver = None
         self.transfer: HostTransfer
         if self.is_embedded:

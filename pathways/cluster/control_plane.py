@@ -100,6 +100,9 @@ class ControlPlane(Protocol):
     def cluster_stats(self) -> dict[str, Any]:
         """Statistics of the cluster."""
 
+    def compiling(self) -> list[tuple[int, int, int]]:
+        """The hosts that compile a program now: number, and how many of how many of its computations are compiled."""
+
     def hosts_there(self) -> int:
         """How many hosts are up. It asks no host."""
 

@@ -272,6 +272,11 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         return {"controller": self.controller.stats(), "hosts": [{"host": 0, **self.driver.stats()}]}
 
+    def compiling(self) -> list[tuple[int, int, int]]:
+        """See `ControlPlane`."""
+        done, count = self.driver.programs.progress
+        return [(0, done, count)] if count else []
+
     def hosts_there(self) -> int:
         """See `ControlPlane`."""
         return 1

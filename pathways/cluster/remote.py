@@ -310,6 +310,12 @@ class RemoteControl:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
         return wire.load_stats(self._call(self._stub.Stats, pb.StatsRequest()))
 
+    def compiling(self) -> list[tuple[int, int, int]]:
+        """See `ControlPlane`."""
+        hosts = self.cluster_stats()["hosts"]
+        compiling = [(host["host"], *host.get("compiling", (0, 0))) for host in hosts]
+        return [(host, done, count) for host, done, count in compiling if count]
+
     def hosts_there(self) -> int:
         """See `ControlPlane`."""
         reply = self._call(self._stub.Stats, pb.StatsRequest(brief=True))

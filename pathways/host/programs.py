@@ -87,6 +87,8 @@ class Programs:
         self._executables = executables.ExecutableCache()
         self._compiler = WorkerThreads("pw-compile", most=1)
         self._compiles = CompileCounter()
+        #: Of the program that is compiled now: how many of how many computations are compiled; (0, 0): of none.
+        self.progress = (0, 0)
 
     # ---- from any thread
 
@@ -131,6 +133,7 @@ class Programs:
             "compiles": self._compiles.count,
             "compile_seconds": round(self._compiles.seconds, 3),
             "compile_cache_hits": self._compiles.hits,
+            "compiling": self.progress,
             "executables": len(self._executables),
             "programs": len(self.by_number),
         }
@@ -148,7 +151,7 @@ class Programs:
             on_compiled(program_id, "the program was forgotten before it was compiled", None)
             return
         try:
-            loaded = self._load(registered)
+            loaded = self._load(registered, tell=True)
             registered.executables = loaded
             temporaries = [each.memory.temporary_bytes for each in loaded]
             profile = Profile(registered.bound, self._devices.host, receives_on_host=self._devices.is_cpu)
@@ -158,14 +161,18 @@ class Programs:
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem} (on host {self._devices.host})"
             self._core.set_failed(program_id, error)
+        finally:
+            self.progress = (0, 0)
         on_compiled(program_id, error, memory)
 
     @own_settings
-    def _load(self, registered: Program) -> tuple[executables.Executable, ...]:
-        """Compiles a program's launches; equal modules are compiled once per host."""
+    def _load(self, registered: Program, *, tell: bool = False) -> tuple[executables.Executable, ...]:
+        """Compiles a program's launches; equal modules are compiled once per host. `tell`: counts it in `progress`."""
         bound = registered.bound
-        loaded = []
+        loaded: list[executables.Executable] = []
         for launch in registered.plan.launches:
+            if tell:
+                self.progress = len(loaded), len(registered.plan.launches)
             computation = bound.program.computations[launch.computation]
             if computation.is_move:
                 loaded.append(memory_moves.load(bound.moved(computation), self._devices))

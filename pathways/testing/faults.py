@@ -45,9 +45,9 @@ def slow_compile(driver: Any, name: str, seconds: float) -> None:
     """The compilation of each program of this name takes so many seconds longer on a host (a `JaxBackend`)."""
     load = driver.programs._load
 
-    def slowly(registered: Any) -> Any:
+    def slowly(registered: Any, **options: Any) -> Any:
         if registered.bound.program.name == name:
             time.sleep(seconds)
-        return load(registered)
+        return load(registered, **options)
 
     driver.programs._load = slowly

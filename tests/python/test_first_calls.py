@@ -7,9 +7,11 @@ import pty
 import select
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,6 +101,59 @@ def test_no_line_where_it_is_turned_off_or_stderr_is_a_file() -> None:
     assert "first call" not in on_a_terminal(PATHWAYS_PROGRESS="0")
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
     assert (ran.stdout, ran.stderr) == ("result 2.0\nagain 2.0\n", "")
+
+
+def while_calling(work: Any, ask: Any) -> list[Any]:
+    """What `ask` said while `work` ran in another thread; each answer once."""
+    thread, said = threading.Thread(target=work), []
+    thread.start()
+    while thread.is_alive():
+        said += [each for each in ask() if each not in said]
+        time.sleep(0.005)
+    thread.join()
+    return said
+
+
+@pytest.mark.one_island
+def test_hosts_say_how_far_they_are_with_a_program(cluster: Any) -> None:
+    devices = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+    seen: list[Any] = []
+    for attempt in range(20):  # a small program may be compiled between two questions
+        steps = [pw.jit(lambda x, k=k, a=attempt: jnp.sort(x * k + a), devices=devices, name=f"{k}") for k in range(8)]
+
+        @pw.program
+        def chain(x: Any, steps: Any = tuple(steps)) -> Any:
+            for step in steps:
+                x = step(x)
+            return x
+
+        seen += while_calling(lambda call=chain: np.asarray(call(np.ones(3, np.float32))), cluster.control().compiling)
+        if len(seen) > 2:
+            break
+    assert {(host, count) for host, _, count in seen} == {(0, 8)}
+    assert {done for _, done, _ in seen} <= set(range(8))
+    assert cluster.control().compiling() == []
+
+
+def test_the_line_has_the_hosts_and_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    from pathways.api.first_calls import FirstCalls
+
+    def ask() -> list[tuple[int, int, int]]:
+        asked.append(threading.current_thread())
+        return [(host, host, 9) for host in range(7)]
+
+    asked: list[threading.Thread] = []
+    call = FirstCalls(ask).begin("big")
+    call.stage("compile")
+    call._show()
+    deadline = time.monotonic() + 10
+    while "host 0: 0 of 9, host 1: 1 of 9, host 2: 2 of 9, 4 more)" not in str(call._text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    call._timer = type("Ended", (), {"cancel": lambda self: None})()  # type: ignore[assignment]
+    call.__exit__(None, None, None)
+    asked[0].join(10)
+    assert not asked[0].is_alive()
 
 
 def test_two_threads_show_one_line(embedded_cluster: Any) -> None:
