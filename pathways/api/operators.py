@@ -4,7 +4,8 @@ JAX itself says what an operation is: operators, methods and `jnp` functions all
 `_jaxlib.accept_arrays`), which is placed, compiled once per layout of its arguments, and submitted. Where several
 slices meet, one operation runs on the slice of its largest array (the first among equals) and the others are moved
 there; a library function with several results (an optax update of a tree) keeps each operation where its own operands
-are. NumPy arrays and arrays of this process's own JAX are put to the slice with every call.
+are. A loop or a branch around placed functions of several slices, which JAX runs by itself outside of a program, is a
+program of its own. NumPy arrays and arrays of this process's own JAX are put to the slice with every call.
 
 Python numbers are compiled in, so that they cost no message; an operation that has seen `CONSTANTS` different ones
 takes any further as arguments, so that a changing learning rate compiles nothing.
@@ -26,6 +27,7 @@ from pathways.api.signature import argument_of
 from pathways.api.slices import Slice
 from pathways.api.tracing import refuse_stand_in, remember
 from pathways.compiler import specs
+from pathways.compiler.inlining import leaves_slice
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import as_argument
 
@@ -230,7 +232,9 @@ def _compile(
         return function(*[inside[n] if n in inside else next(rest) for n in range(len(args))])
 
     operation.__name__ = operation.__qualname__ = name
-    apart = len(slices) > 1 and len(closed.out_avals) > 1 and jit is None
+    apart = jit is None and (
+        (len(slices) > 1 and len(closed.out_avals) > 1) or leaves_slice(closed.jaxpr, home.mesh_spec)
+    )
     donated = [n for n, given in enumerate(jit["donated_invars"]) if given] if jit is not None else []
     left = [n for n in range(len(args)) if n not in inside]
     wanted = None if like is None else specs.to_partition_spec(like.layout.spec[: len(like.layout.shape)])

@@ -53,6 +53,17 @@ def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
     return known
 
 
+def leaves_slice(jaxpr: Any, mesh: MeshSpec) -> bool:
+    """True if anything inside is placed on another slice than `mesh`, or put there, or is a pw.exchange."""
+    return any(
+        any(target != mesh for target in targets_of(eqn))
+        or eqn.primitive in PRIMITIVES
+        or ((tag := slice_tag_of(eqn)) is not None and tag.mesh != mesh)
+        or any(leaves_slice(sub, mesh) for sub in _jaxlib.sub_jaxprs(eqn.params) if holds_slice_tag(sub))
+        for eqn in jaxpr.eqns
+    )
+
+
 def slice_tag_of(eqn: Any) -> placed.SliceTag | None:
     """The slice tag of an equation that calls a placed function; None for any other."""
     return placed.lookup(eqn.params["name"]) if eqn.primitive is _jaxlib.jit_p else None

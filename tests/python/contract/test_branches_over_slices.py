@@ -166,3 +166,35 @@ def test_a_case_that_fails_fails_the_result(three: list[Any]) -> None:
         with pytest.raises(pw.errors.CallbackFailedError, match="no such case"):
             np.asarray(y)
         np.testing.assert_array_equal(np.asarray(other), PLAIN[2](X))
+
+
+HOWS = ("by itself", "grad of it", "grad of a program", "vmap of a program")
+CONSTRUCTS = [(kind, how) for kind in ("cond", "scan", "while") for how in HOWS if kind != "while" or "grad" not in how]
+
+
+@pytest.mark.parametrize(("kind", "how"), CONSTRUCTS)
+def test_outside_of_a_program_it_is_one_of_its_own(three: list[Any], kind: str, how: str) -> None:
+    """Where JAX runs a loop or a branch by itself, as `jax.grad` around a program does."""
+    f, g, _ = placed(three)
+    w = pw.device_put(np.float32(3), three[0])
+
+    def over(f: Any, g: Any, w: Any) -> Any:
+        if kind == "cond":
+            return lambda x: jax.lax.cond(x.sum() > 0, lambda x: f(x) * w, lambda x: g(x), x).sum()
+        if kind == "scan":
+            return lambda x: jax.lax.scan(lambda x, _: (g(f(x * w)), x.sum()), x, None, length=3)[1].sum()
+        return lambda x: jax.lax.while_loop(lambda x: x.sum() < 1000, lambda x: g(f(x * w)), x).sum()
+
+    plain, run = over(PLAIN[0], PLAIN[1], np.float32(3)), over(f, g, w)
+    rows = np.stack([X, X + 1])
+    wrap = {
+        "by itself": lambda fun: fun,
+        "grad of it": jax.grad,
+        "grad of a program": lambda fun: jax.grad(pw.program(fun) if fun is run else fun),
+        "vmap of a program": lambda fun: jax.vmap(pw.program(fun) if fun is run else fun),
+    }[how]
+    given = rows if "vmap" in how else X
+    spec = P() if "vmap" in how else P("x")
+    np.testing.assert_allclose(
+        np.asarray(wrap(run)(pw.device_put(given, three[0], spec))), np.asarray(wrap(plain)(given)), rtol=1e-6
+    )
