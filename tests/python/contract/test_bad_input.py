@@ -21,8 +21,10 @@ X = np.arange(8, dtype=np.float32)
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(cluster: Any, quiet: Any) -> Any:
+def nothing_left(request: pytest.FixtureRequest, cluster: Any, quiet: Any) -> Any:
     """No future, buffer, host program or thread outlives a refusal; and the cluster still works."""
+    if "other" in request.fixturenames:
+        request.getfixturevalue("other")  # what it starts stays
     slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=2)
     works = pw.jit(lambda x: x + 1, devices=slice_)
     np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
@@ -128,8 +130,13 @@ def test_slices_that_there_are_not(cluster: Any) -> None:
         pw.jit(lambda x: x)
 
 
-def test_values_of_another_cluster(cluster: Any, sessions: Any, add: Any) -> None:
-    other = sessions("local" if cluster.is_embedded else "embedded")
+@pytest.fixture
+def other(cluster: Any, sessions: Any) -> Any:
+    """Another cluster."""
+    return sessions("local" if cluster.is_embedded else "embedded")
+
+
+def test_values_of_another_cluster(cluster: Any, other: Any, add: Any) -> None:
     theirs = pw.make_virtual_device_set(other).add_slice(devices=1)
     mine = pw.jit(lambda x: x + 1, devices=add(2), name="mine")
     foreign = pw.device_put(X, theirs)
