@@ -35,6 +35,7 @@ from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trace
 from pathways.plan.binding import BoundProgram, owners_of
 from pathways.plan.composite import shared_values
+from pathways.process.collection import collection_waits
 
 _Result = TypeVar("_Result")
 #: How often a call is made again whose slices get another shape meanwhile.
@@ -91,7 +92,8 @@ class Lowering:
         del begun
         if registration is None:
             kind = CompositeRegistration if self.program.loops else Registration
-            registration = kind(self.cluster, self.program, bound)
+            with collection_waits():
+                registration = kind(self.cluster, self.program, bound)
         try:
             registration.settle()
         except errors.DeadlineExceededError:

@@ -47,6 +47,7 @@ from pathways.compiler.placed import (
 )
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import Traced, names_of, trace, which
+from pathways.process.collection import collection_waits
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()  # guarded by _programs_lock
 _programs_lock = threading.Lock()
@@ -380,10 +381,11 @@ class Program(Handle):
         return None
 
     def _lower(self, split: Split, call: FirstCall) -> Lowering:
-        call.stage("trace")
-        traced = self._trace(split)
-        call.stage("partition")
-        return self._partition(*traced)
+        with collection_waits():
+            call.stage("trace")
+            traced = self._trace(split)
+            call.stage("partition")
+            return self._partition(*traced)
 
     @_jaxlib.outside_meshes
     def _trace(self, split: Split) -> tuple[Traced, Session, list[Slice]]:

@@ -41,16 +41,22 @@ class Bodies:
         self.all: list[Body] = []
         self._known: dict[Any, Body] = {}
         self._alive: list[Any] = []  # keeps alive every object whose id() is in a key
+        self._types: dict[int, str] = {}  # by id()
         self.callbacks: dict[int, _jaxlib.Callback] = {}  # by number
+
+    def key(self, group: Group) -> Any:
+        """What a group of steps shares with all groups that have its body, while this object lives."""
+        numbers: dict[Any, int] = {v: n for n, v in enumerate(group.inputs)}
+        steps = tuple([self._step_key(step, numbers) for step in group.steps])
+        self._alive.append(group)
+        inputs = tuple([self.type_key(v.aval) for v in group.inputs])
+        return (group.mesh, inputs, steps, tuple([numbers[v] for v in group.outputs]))
 
     def of(self, group: Group) -> Body:
         """The body of a group of steps, from its inputs to its outputs."""
-        numbers: dict[Any, int] = {v: n for n, v in enumerate(group.inputs)}
-        steps = tuple(self._step_key(step, numbers) for step in group.steps)
-        key = (group.mesh, tuple(str(v.aval) for v in group.inputs), steps, tuple(numbers[v] for v in group.outputs))
+        key = self.key(group)
         body = self._known.get(key)
         if body is None:
-            self._alive.append([step.eqn for step in group.steps])
             used = {v for step in group.steps for v in step.reads}
             constants = {v: value for v, value in self.constants.items() if v in used}
             eqns = [step.eqn.replace(invars=step.inputs, outvars=step.outputs) for step in group.steps]
@@ -58,23 +64,33 @@ class Bodies:
             body = self._add(key, group.mesh, _jaxlib.new_jaxpr(constants, inputs, outputs, eqns, like=self.like))
         return body
 
+    def type_key(self, aval: Any) -> str:
+        """The text of a type."""
+        known = self._types.get(id(aval))
+        if known is None:
+            self._alive.append(aval)
+            known = self._types[id(aval)] = str(aval)
+        return known
+
     def _step_key(self, step: Step, numbers: dict[Any, int]) -> Any:
         params = step.eqn.params
         if step.eqn.primitive is _jaxlib.jit_p:
             what: Any = (params["name"], id(params["jaxpr"]))
         else:
-            what = tuple(sorted((k, _value_key(v)) for k, v in params.items()))
+            what = tuple(sorted([(k, _value_key(v)) for k, v in params.items()]))
         reads = tuple(
-            ("literal", _value_key(v.val), str(v.aval))
-            if isinstance(v, _jaxlib.Literal)
-            else ("constant", id(self.constants[v]))
-            if v in self.constants
-            else numbers[v]
-            for v in step.inputs
+            [
+                ("literal", _value_key(v.val), self.type_key(v.aval))
+                if isinstance(v, _jaxlib.Literal)
+                else ("constant", id(self.constants[v]))
+                if v in self.constants
+                else numbers[v]
+                for v in step.inputs
+            ]
         )
         for v in step.outputs:
             numbers[v] = len(numbers)
-        return (step.eqn.primitive.name, what, reads, tuple(str(v.aval) for v in step.outputs))
+        return (step.eqn.primitive.name, what, reads, tuple([self.type_key(v.aval) for v in step.outputs]))
 
     def constant(self, v: Any, mesh: MeshSpec) -> Body:
         """A body without inputs that gives the constant or literal `v`."""
@@ -110,4 +126,6 @@ def _value_key(value: Any) -> Any:
         return ("dtype", str(value))
     if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0:
         return ("scalar", str(value.dtype), np.asarray(value).tobytes())
+    if _jaxlib.is_plain_parameter(value):  # a sharding
+        return (type(value).__name__, value, getattr(getattr(value, "slice", None), "mesh_spec", None))
     return ("object", id(value))

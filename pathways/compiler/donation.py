@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,12 +37,14 @@ def finish(program: LogicalProgram) -> LogicalProgram:
     nodes = _donate(program, _drop_dead(nodes, results), results)
     used = sorted({node.computation for node in nodes if node.kind is NodeKind.CALL})
     renumber = {old: new for new, old in enumerate(used)}
-    nodes = [dataclasses.replace(node, computation=renumber.get(node.computation, -1)) for node in nodes]
     live = sorted({*program.arguments, *results, *(v for node in nodes for v in (*node.inputs, *node.outputs))})
     number = {old: new for new, old in enumerate(live)}
     nodes = [
         dataclasses.replace(
-            node, inputs=tuple(number[v] for v in node.inputs), outputs=tuple(number[v] for v in node.outputs)
+            node,
+            computation=renumber.get(node.computation, -1),
+            inputs=tuple([number[v] for v in node.inputs]),
+            outputs=tuple([number[v] for v in node.outputs]),
         )
         for node in nodes
     ]
@@ -52,8 +55,12 @@ def finish(program: LogicalProgram) -> LogicalProgram:
     inhabited = sorted({value.mesh for value in kept} | {each.mesh for each in called}) or [0]
     mesh = {old: new for new, old in enumerate(inhabited)}
 
+    @functools.cache
+    def on(type: ArrayType) -> ArrayType:
+        return dataclasses.replace(type, mesh=mesh[type.mesh])
+
     def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:
-        return tuple(dataclasses.replace(type, mesh=mesh[type.mesh]) for type in types)
+        return tuple(map(on, types))
 
     return dataclasses.replace(
         program,
@@ -97,7 +104,8 @@ def _shorten(nodes: Sequence[Node], values: Sequence[ArrayType]) -> tuple[list[N
     same: dict[int, int] = {}
     kept = []
     for node in nodes:
-        node = dataclasses.replace(node, inputs=tuple(same.get(v, v) for v in node.inputs))
+        if not same.keys().isdisjoint(node.inputs):
+            node = dataclasses.replace(node, inputs=tuple(same.get(v, v) for v in node.inputs))
         if node.kind is NodeKind.TRANSFER:
             origin = source.get(node.inputs[0], node.inputs[0])
             if values[origin] == values[node.outputs[0]]:
@@ -171,29 +179,35 @@ def _donate(program: LogicalProgram, nodes: list[Node], results: Sequence[int]) 
             if chosen[-1]:
                 free[values[v]] -= 1
         wanted.append(tuple(chosen))
-    return agree(nodes, wanted, computations)
+    donates = agree(nodes, wanted, computations)
+    return [
+        node if node.donates == given or node.kind is not NodeKind.CALL else dataclasses.replace(node, donates=given)
+        for node, given in zip(nodes, donates, strict=True)
+    ]
 
 
-def agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequence[Computation]) -> list[Node]:
-    """Makes call sites of one module donate the same inputs, so that it compiles once.
+def agree(
+    nodes: Sequence[Node], wanted: Sequence[tuple[bool, ...]], computations: Sequence[Computation]
+) -> list[tuple[bool, ...]]:
+    """What each node donates, so that call sites of one module donate the same inputs, and it compiles once.
 
     A site that would lose `WORTH_A_COMPILE_BYTES` of donations keeps its own.
     """
-    modules = [(computation.fingerprint, computation.inputs, computation.outputs) for computation in computations]
-    common: dict[Any, tuple[bool, ...]] = {}
+    numbers: dict[Any, int] = {}
+    module = [numbers.setdefault((each.fingerprint, each.inputs, each.outputs), len(numbers)) for each in computations]
+    common: dict[int, tuple[bool, ...]] = {}
     for node, donates in zip(nodes, wanted, strict=True):
         if node.kind is NodeKind.CALL:
-            before = common.get(modules[node.computation], donates)
-            common[modules[node.computation]] = tuple(a and b for a, b in zip(before, donates, strict=True))
+            before = common.setdefault(module[node.computation], donates)
+            if before != donates:
+                both = tuple(a and b for a, b in zip(before, donates, strict=True))
+                common[module[node.computation]] = both
     out = []
     for node, donates in zip(nodes, wanted, strict=True):
-        if node.kind is NodeKind.CALL:
-            agreed = common[modules[node.computation]]
-            lost = sum(
-                type.nbytes
-                for type, mine, all_ in zip(computations[node.computation].inputs, donates, agreed, strict=True)
-                if mine and not all_
-            )
-            node = dataclasses.replace(node, donates=donates if lost >= WORTH_A_COMPILE_BYTES else agreed)
-        out.append(node)
+        agreed = common[module[node.computation]] if node.kind is NodeKind.CALL else donates
+        if agreed != donates:
+            inputs = zip(computations[node.computation].inputs, donates, agreed, strict=True)
+            if sum(type.nbytes for type, mine, all_ in inputs if mine and not all_) >= WORTH_A_COMPILE_BYTES:
+                agreed = donates
+        out.append(agreed)
     return out

@@ -12,18 +12,21 @@ the compiler refuses that or, between slices of different axes, confuses them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways._jaxlib import func, ir, sdy
-from pathways.compiler import specs
+from pathways.compiler import kinds, specs
 from pathways.compiler.bodies import Bodies, Body
 from pathways.compiler.flatten import FlatProgram, StepKind
 from pathways.compiler.groups import Group, group
 from pathways.compiler.ir import Label, MeshSpec, Spec
+from pathways.compiler.kinds import Kinds
 from pathways.compiler.options import Options
+from pathways.compiler.parts import Cut
 from pathways.compiler.trace import Traced
 
 #: A mesh of another size than all others. It makes the topology heterogeneous: then the compiler reshards by transfers.
@@ -41,6 +44,7 @@ class Site:
     mesh: MeshSpec
     spec: Spec | None = None
     label: Label | None = None
+    cut: Cut | None = None
 
 
 @dataclasses.dataclass
@@ -48,7 +52,8 @@ class Emitted:
     """A module for the partitioner, with what the module itself cannot say.
 
     `inputs` and `outputs` are the jaxpr variables of the module's arguments and results. `outvars` are those of the
-    program's results.
+    program's results. `groups` are all groups of the program, and `group_sites` what they are called; the module has
+    the first one of each of the `kinds`, or all if that is None.
     """
 
     module: ir.Module
@@ -60,6 +65,9 @@ class Emitted:
     output_meshes: list[str]
     outvars: list[Any]
     callbacks: dict[int, _jaxlib.Callback]
+    groups: list[Group]
+    group_sites: list[Site]
+    kinds: Kinds | None
 
 
 def symbol(number: int) -> str:
@@ -92,22 +100,34 @@ def emit(
     meshes: tuple[MeshSpec, ...],
     options: Options,
     pinned: frozenset[str] = frozenset(),
+    whole: bool = True,
 ) -> Emitted:
     """Makes the module of a program, in the MLIR context that is entered.
 
-    `pinned` names call sites whose undeclared shardings are set to replicated (see `pipeline`).
+    `pinned` names call sites whose undeclared shardings are set to replicated (see `pipeline`). Unless the module is
+    to be `whole`, it has one group of each kind only, if there are few kinds.
     """
     bodies = Bodies(program, options.platforms, traced.jaxpr.jaxpr)
     grouped = group(program, traced.arguments, meshes[0])
     groups, homes = grouped.groups, grouped.homes
     numbers = {mesh: symbol(n) for n, mesh in enumerate(meshes)}
     argument_of = dict(zip(program.invars, traced.arguments, strict=True))
-    read = {v for g in groups for v in g.reads}
+    on = {v: (numbers[a.mesh], a.spec) for v, a in argument_of.items() if a.mesh is not None and a.spec is not None}
+    declared = {*on, *program.declared}
+    found = None
+    if not whole:
+        places = {v: (bodies.type_key(v.aval), homes.get(v), on.get(v)) for v in program.invars}
+        found = kinds.find(groups, lambda g: _key(g, bodies, declared, program.declared), places, grouped.outvars)
+    if found is None:
+        read = {v for g in groups for v in g.reads}
+    else:
+        read = {found.same.get(v, v) for n in {*found.first} for v in groups[n].reads}
     inputs = [v for v in program.invars if v in read]
     results: list[Any] = []
     for v in grouped.outvars:
         if isinstance(v, _jaxlib.Literal) or (v not in argument_of and v not in results):
             results.append(v)
+    results += found.kept if found is not None else ()
 
     module = ir.Module.create()
     types = [_tensor(v) for v in inputs]
@@ -116,11 +136,16 @@ def emit(
             sdy.MeshOp(name, sdy.MeshAttr.get([sdy.MeshAxisAttr.get(axis, size) for axis, size in axes]))
         main = func.FuncOp("main", ir.FunctionType.get(types, [_tensor(v) for v in results]), visibility="public")
     block = main.add_entry_block()
-    on = {v: (numbers[a.mesh], a.spec) for v, a in argument_of.items() if a.mesh is not None and a.spec is not None}
-    writer = _Writer(dict(zip(inputs, block.arguments, strict=True)), numbers, bodies, pinned, {*on, *program.declared})
+    writer = _Writer(dict(zip(inputs, block.arguments, strict=True)), numbers, bodies, pinned, declared)
     with ir.InsertionPoint(block):
-        for g in groups:
+        sites = [
             writer.group(g)
+            if found is None
+            else writer.group(found.alone(g))
+            if found.first[n] == n
+            else writer.group(g, is_written=False)
+            for n, g in enumerate(groups)
+        ]
         func.ReturnOp([writer.result(v, meshes[0]) for v in results])
     main.attributes["arg_attrs"] = _attributes(inputs, on)
     made_on = {v: numbers[g.mesh] for g in groups for v in g.outputs}
@@ -141,6 +166,9 @@ def emit(
         ],
         grouped.outvars,
         bodies.callbacks,
+        groups,
+        sites,
+        found,
     )
 
 
@@ -232,40 +260,50 @@ class _Writer:
         self.bodies = bodies
         self.pinned = pinned
 
-    def group(self, g: Group) -> None:
+    def group(self, g: Group, is_written: bool = True) -> Site:
+        """Names a group, and writes it if it is to be written."""
         step = g.steps[-1] if g.steps else None
+        body: Callable[[], Body] | None = functools.partial(self.bodies.of, g)
+        transposes, spec = 0, None
         if step is None:
-            self._named("transfer", g, None)
+            origin, body = "transfer", None
         elif g.kind is StepKind.PLACED:
             assert step.slice_tag is not None
-            self._named(step.slice_tag.name, g, self.bodies.of(g), transposes=step.transposes)
+            origin, transposes = step.slice_tag.name, step.transposes
         elif g.kind is StepKind.PLAIN:
-            self._named("plain", g, self.bodies.of(g))
+            origin = "plain"
         elif g.inputs:
-            self._named("transfer", g, None, spec=step.spec)
+            origin, body, spec = "transfer", None, step.spec
         else:  # a constant put on a slice
-            self._named("constant", g, self.bodies.constant(step.inputs[0], g.mesh), spec=step.spec)
+            origin, spec = "constant", step.spec
+            body = functools.partial(self.bodies.constant, step.inputs[0], g.mesh)
+        site = self._named(origin, g, transposes, spec)
+        if is_written:
+            self._write(site, g, body() if body is not None else None)
+        return site
 
     def result(self, v: Any, default: MeshSpec) -> ir.Value:
         """A result of the program; a constant becomes a computation without inputs on the first mesh."""
         if isinstance(v, _jaxlib.Literal) or v not in self.values:
             key = v if not isinstance(v, _jaxlib.Literal) else _jaxlib.new_var(v.aval)
-            self._named("constant", Group(StepKind.PLAIN, [], default, [], [key], []), self.bodies.constant(v, default))
+            g = Group(StepKind.PLAIN, [], default, [], [key], [])
+            self._write(self._named("constant", g), g, self.bodies.constant(v, default))
             return self.values[key]
         return self.values[v]
 
-    def _named(
-        self, origin: str, g: Group, body: Body | None, *, transposes: int = 0, spec: Spec | None = None
-    ) -> None:
+    def _named(self, origin: str, g: Group, transposes: int = 0, spec: Spec | None = None) -> Site:
         origin = re.sub(r"[^\w.<>-]", "_", origin)
         is_transfer = origin == "transfer"  # by name: no two groups may have one name and one number
         key = f"{origin}.{self.numbers_given[is_transfer]}"
         self.numbers_given[is_transfer] += 1
-        self.sites[key] = Site(
-            key, origin if g.kind is StepKind.PLACED else "", g.kind, transposes, g.mesh, spec, _label(g)
-        )
+        by = origin if g.kind is StepKind.PLACED else ""
+        return Site(key, by, g.kind, transposes, g.mesh, spec, _label(g), g.cut)
+
+    def _write(self, site: Site, g: Group, body: Body | None) -> None:
+        key, spec = site.name, site.spec
+        self.sites[key] = site
         op, block = _jaxlib.named_computation(
-            [_tensor(v) for v in g.outputs], [self.values[v] for v in g.reads], key, transposes
+            [_tensor(v) for v in g.outputs], [self.values[v] for v in g.reads], key, site.transposes
         )
         with ir.InsertionPoint(block):
             arguments = [
@@ -287,6 +325,18 @@ class _Writer:
     def _constrain(self, value: ir.Value, spec: Spec, mesh: MeshSpec) -> ir.Value:
         rank = len(ir.RankedTensorType(value.type).shape)
         return sdy.ShardingConstraintOp(value, sharding_attr(self.numbers[mesh], spec, rank)).result
+
+
+def _key(g: Group, bodies: Bodies, declared: set[Any], specs: Mapping[Any, Spec]) -> Any:
+    """What a group shares with all that are written alike, but for what they read."""
+    reads, results = tuple([v in declared for v in g.reads]), tuple([specs.get(v) for v in g.outputs])
+    if g.kind is StepKind.TRANSFER:
+        if not g.inputs:
+            return id(g)
+        step = g.steps[-1] if g.steps else None
+        return (g.mesh, bodies.type_key(g.inputs[0].aval), step and step.spec, reads, results)
+    transposes = g.steps[-1].transposes if g.kind is StepKind.PLACED else 0
+    return (bodies.key(g), transposes, reads, results)
 
 
 def _label(g: Group) -> Label | None:

@@ -13,15 +13,15 @@ Pure.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
 from pathways.compiler.meshes import check
+from pathways.compiler.parts import Cut, cut_of, is_cut
 from pathways.compiler.trace import Argument
 
 #: Constant expressions of more operations than this run once, on the slice that first reads them.
@@ -43,6 +43,7 @@ class Group:
     inputs: list[Any]
     outputs: list[Any]
     reads: list[Any]
+    cut: Cut | None = None  # what it does, if it is nothing else
 
 
 @dataclasses.dataclass
@@ -154,7 +155,8 @@ def _make(
     outputs = [
         v for step in steps for v in step.outputs if kind is not StepKind.PLAIN or readers.get(v, set()) - inside
     ]
-    return Group(kind, [*repeated, *steps], mesh, inputs, outputs, list(inputs))
+    steps = [*repeated, *steps]
+    return Group(kind, steps, mesh, inputs, outputs, list(inputs), cut_of(steps, outputs))
 
 
 def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[int]]:
@@ -178,7 +180,7 @@ def cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     cost: dict[Any, int] = {}
     sent = {v for step in program.steps if step.kind is StepKind.TRANSFER for v in step.reads}
     for step in program.steps:
-        if step.kind is not StepKind.PLAIN or step.demands or not sent.isdisjoint(step.outputs):
+        if step.kind is not StepKind.PLAIN or step.demands or not sent.isdisjoint(step.outputs) or is_cut(step):
             continue
         if step.calls is not _jaxlib.CallsBack.NOTHING or list(_jaxlib.jaxprs_in(step.eqn.params)):
             continue
@@ -208,7 +210,7 @@ def ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step]
 
 def _nbytes(v: Any) -> int:
     shape, dtype = _jaxlib.physical(v.aval)
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize
 
 
 def _infer(
@@ -270,9 +272,12 @@ def _unit(label: Label) -> tuple[int, int, int, Phase]:
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
     """Splits a run of plain steps into few parts, each on one mesh, and each of one microbatch if there is a schedule.
 
-    The parts are in an order in which each reads only earlier parts.
+    The parts are in an order in which each reads only earlier parts. A cut (`parts`) is a part of its own.
     """
-    places = {id(step): (meshes[id(step)], step.label and _unit(step.label)) for step in run}
+    places = {
+        id(step): (meshes[id(step)], step.label and _unit(step.label), id(step) if is_cut(step) else None)
+        for step in run
+    }
     level: dict[Any, tuple[int, Any]] = {}
     pieces: dict[tuple[int, Any], list[Step]] = {}
     for step in run:

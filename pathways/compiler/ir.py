@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,10 +67,17 @@ class ArrayType:
     spec: Spec
     memory: Memory = Memory.DEVICE
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of the whole logical array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.dtype, self.mesh, self.spec, self.memory))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclasses.dataclass(frozen=True)

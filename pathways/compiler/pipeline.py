@@ -21,6 +21,7 @@ from pathways.compiler.ir import LogicalProgram, Loop, MeshSpec, NodeKind, Pipel
 from pathways.compiler.memo import Memo, key_of
 from pathways.compiler.options import PARALLEL_ITERATIONS, PARALLEL_ITERATIONS_IN_PLACE, Options
 from pathways.compiler.trace import Traced
+from pathways.compiler.unfolding import NotUnfolded
 
 #: How often to compile at most. After a round in which the compiler cut a value by part of an axis, the shardings of
 #: those call sites are pinned to replicated, and the program is compiled again.
@@ -101,9 +102,10 @@ def _partition(
     program = wired(program, traced.jaxpr.jaxpr)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
+    whole = not options.keeps_calls
     for _ in range(_MAX_ROUNDS):
         with _jaxlib.mlir_context():
-            emitted = emit.emit(traced, program, meshes, options, pinned)
+            emitted = emit.emit(traced, program, meshes, options, pinned, whole)
             try:
                 module = _jaxlib.partition(
                     emitted.module,
@@ -120,7 +122,10 @@ def _partition(
                     raise
                 raise errors.CompileError(f"jaxlib's MPMD compiler refused program {traced.name!r}: {error}") from error
             if lowered.split_axes <= pinned:
-                return lower.to_logical(traced, program, emitted, lowered, module, pipelines)
+                try:
+                    return lower.to_logical(traced, program, emitted, lowered, module, pipelines)
+                except NotUnfolded:
+                    whole = True
             pinned |= lowered.split_axes
     raise errors.ShardingError(
         f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "

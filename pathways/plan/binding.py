@@ -95,6 +95,16 @@ class BoundProgram:
             return None
         return Branching(program, self.hosts_of_value, self.hosts_of_node, self.islands)
 
+    @functools.cached_property
+    def donations(self) -> list[tuple[bool, ...]]:
+        """See `donations`."""
+        program, kept = self.program, pinned(self)
+        allowed = [
+            tuple([given and value not in kept for value, given in zip(node.inputs, node.donates, strict=False)])
+            for node in program.nodes
+        ]
+        return agree(program.nodes, allowed, program.computations)
+
     def hosts(self) -> tuple[int, ...]:
         """All hosts that take part in the program."""
         return hosts_of([device for devices in self.bindings for device in devices], self.devices_per_host)
@@ -146,15 +156,7 @@ def owners_of(program: LogicalProgram) -> dict[int, frozenset[int]]:
 
 def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
     """Per node, which inputs it may donate to its outputs: those that the compiler allows, less the pinned values."""
-    program, kept = bound.program, pinned(bound)
-    nodes = [
-        dataclasses.replace(
-            node,
-            donates=tuple(given and value not in kept for value, given in zip(node.inputs, node.donates, strict=False)),
-        )
-        for node in program.nodes
-    ]
-    return [node.donates for node in agree(nodes, [node.donates for node in nodes], program.computations)]
+    return bound.donations
 
 
 def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:

@@ -100,6 +100,7 @@ class Walk:
         self._arriving = arriving
         self._arrives = {v for values in arriving.values() for v in values}
         self._kept = set(program.results)
+        self._stays = self._kept | transferred
         given = {v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if donated}
         made = {v for node in program.nodes for v in node.outputs}
         self._mortal = (made | given) - self._kept - (transferred - self._arrives)
@@ -194,5 +195,5 @@ class Walk:
         peak = live + made - taken
         live += made - sum(map(size, dying))
         # An output that no node reads, and that is no result, is freed at once.
-        unread = (v for v in outputs if v not in self._last_use and v not in self._kept | self._transferred)
+        unread = (v for v in outputs if v not in self._last_use and v not in self._stays)
         return peak, live - sum(map(size, unread))

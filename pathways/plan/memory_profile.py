@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from pathways.compiler.ir import Memory, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Memory, Node, NodeKind
 from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations, owners_of
 from pathways.plan.device_walk import Walk
 from pathways.plan.exchange_shape import EXCHANGES
@@ -86,6 +86,7 @@ class Profile:
         self._bound = bound
         self._host = host
         self._receives_on_host = receives_on_host
+        self._shares: dict[ArrayType, int] = {}
         program = bound.program
         self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
         self._receive_bytes_of = {  # values received in this host's memory for transfers: the bytes they take there
@@ -282,7 +283,11 @@ class Profile:
     # -- sizes -------------------------------------------------------------------------------------------------------
 
     def _share(self, value: int) -> int:
-        return self._bound.program.values[value].nbytes // math.prod(self._bound.placed(value).parts())
+        type = self._bound.program.values[value]
+        known = self._shares.get(type)
+        if known is None:
+            known = self._shares[type] = type.nbytes // math.prod(self._bound.placed(value).parts())
+        return known
 
     def _hosts(self, value: int) -> frozenset[int]:
         return frozenset(self._bound.hosts_of_value(value))

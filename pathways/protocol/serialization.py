@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import MOST_CASES, MOST_NESTED, Computation, LogicalProgram, Memory, Node, NodeKind
+from pathways.compiler.ir import MOST_CASES, MOST_NESTED, ArrayType, Computation, LogicalProgram, Memory, Node, NodeKind
 from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
@@ -48,7 +48,24 @@ def _fields(value: Any, kind: Any) -> dict[str, Any]:
     return {field.name: _dumped(item, field) for field, item in zip(kind.fields, items, strict=True)}
 
 
+@functools.lru_cache(maxsize=4096)
+def _type_message(type: ArrayType) -> pb.ArrayType:
+    """A program has many values of few types."""
+    return dump(type, pb.ArrayType)
+
+
+#: What this process remembers of what others sent is bounded: types of more bytes are read each time.
+_MOST_REMEMBERED = 1 << 10
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_type(data: bytes) -> ArrayType:
+    return load(pb.ArrayType.FromString(data), ArrayType)
+
+
 def _dumped(item: Any, field: Any) -> Any:
+    if field.message_type is pb.ArrayType.DESCRIPTOR:
+        return [_type_message(each) for each in item]
     if field.message_type is not None:
         return [_fields(each, field.message_type) for each in item]
     return item.name if isinstance(item, np.dtype | enum.Enum) else item
@@ -87,6 +104,8 @@ def _value(item: Any, hint: Any) -> Any:
         return tuple(_loaded(item, field, each) for field, each in zip(item.DESCRIPTOR.fields, kinds, strict=True))
     if hint is np.dtype:
         return load_dtype(item)
+    if hint is ArrayType and len(data := item.SerializeToString()) <= _MOST_REMEMBERED:
+        return _read_type(data)
     return load(item, hint) if isinstance(item, Message) else item
 
 

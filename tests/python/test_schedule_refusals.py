@@ -126,7 +126,7 @@ def test_a_compiler_that_changes_the_order_is_found(monkeypatch):
         partitioned.ops.reverse()
         return partitioned
 
-    monkeypatch.setattr(lower, "_Builder", lambda *args: _Ignoring())
+    monkeypatch.setattr(lower, "Builder", lambda *args: _Ignoring())
     monkeypatch.setattr(lower, "read_partitioned", swapped)
     with pytest.raises(errors.CompileError, match="did not keep the order of schedule '1F1B'"):
         compiled(inside(placed_network(slices(2))), slices(2), 2, "1F1B")
