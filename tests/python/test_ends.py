@@ -118,10 +118,7 @@ class World:
         self.moved = pw.program(lambda x: pw.device_put(x, there), name="moved")
         gate.open()
         assert (float(self.gated(X)), float(self.plain(X)), float(self.plain(self.plain(X)))) == (3, 4, 5)
-        if self.kind == "embedded":
-            assert float(self.moved(X)) == 3
-        else:
-            self.moved.lower(self.plain(X)).compile()
+        assert float(self.moved(X)) == 3
 
     def pid(self) -> int:
         """Of the host where arrays are made."""
