@@ -32,8 +32,7 @@ class Kinds:
     """`first[n]` is the number of the first group of the kind of group n.
 
     `same` maps each variable that a group makes to that of the first group, and each argument to the first of its kind.
-    `kept` are those among the latter that only
-    groups which are left out read.
+    `kept` are those of the first groups' results that only groups which are left out read.
     """
 
     first: tuple[int, ...]

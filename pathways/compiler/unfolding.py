@@ -2,7 +2,8 @@
 
 `kinds` says which groups are of one kind. Each group gets the calls and transfers that the compiler has made of the
 first one, with the types of their inputs and results. A value that has another type than its reader wants is moved, as
-the compiler does it. So the program is right whatever the compiler chose.
+the compiler does it. So the program is right whatever the compiler chose. The nodes are in the order of the groups,
+which is the schedule's (SCHED-1).
 
 If the compiler has made something else of a group than one call or one transfer, the kinds say nothing, and the program
 is compiled whole (`NotUnfolded`).
@@ -55,9 +56,8 @@ class Unfolding:
         self._variables: dict[int, Any] = dict(enumerate(emitted.inputs))  # by the number of a value of the module
         self._moved_from: dict[int, int] = {}  # by number, what the compiler's own transfers move
         self._recipes: dict[int, _Recipe] = {}  # by the number of the first group
-        self._dropped: dict[
-            Any, int
-        ] = {}  # by what it makes, the number of a first group that the compiler has dropped
+        #: By what it makes: the number of a first group that the compiler has dropped.
+        self._dropped: dict[Any, int] = {}
         self._copies: dict[tuple[int, ArrayType], int] = {}
         for number, v in self._variables.items():
             builder.known[v] = builder.known[number]
