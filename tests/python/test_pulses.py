@@ -30,6 +30,8 @@ def asleep() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)"], stdout=-1)
     assert process.stdout is not None
     process.stdout.readline()
+    while can_run(process.pid):  # it has printed, and is on its way to sleep
+        time.sleep(0.001)
     yield process
     process.kill()
     process.communicate()
