@@ -1,7 +1,8 @@
 // What one host's executor tells as ready, and when: along a chain, through donated values, and with a bound on the
 // launches in flight of each device.
 //
-//   LOOK-1  Looks.*, Donations.*, Inline.*, Throttle.DonatedStepsKeepToTheBound, Throttle.WhatLiesBeforeTheTakerIsToldIn*
+//   LOOK-1  Looks.*, Donations.*, Inline.*, Throttle.DonatedStepsKeepToTheBound,
+//           Throttle.WhatLiesBeforeTheTakerIsToldIn*
 //   ORD-1   Throttle.*
 //   SHARE-5 Inline.*
 //   GANG-2  Throttle.WhatLiesBeforeTheTakerIsToldInItsTime
