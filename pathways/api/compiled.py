@@ -35,7 +35,7 @@ from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trace
 from pathways.plan.binding import BoundProgram, owners_of
 from pathways.plan.composite import shared_values
-from pathways.process.collection import collection_waits
+from pathways.process.collection import collection_is_rare
 
 _Result = TypeVar("_Result")
 #: How often a call is made again whose slices get another shape meanwhile.
@@ -92,7 +92,7 @@ class Lowering:
         del begun
         if registration is None:
             kind = CompositeRegistration if self.program.loops else Registration
-            with collection_waits():
+            with collection_is_rare():
                 registration = kind(self.cluster, self.program, bound)
         try:
             registration.settle()

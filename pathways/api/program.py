@@ -47,7 +47,7 @@ from pathways.compiler.placed import (
 )
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import Traced, names_of, trace, which
-from pathways.process.collection import collection_waits
+from pathways.process.collection import collection_is_rare
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()  # guarded by _programs_lock
 _programs_lock = threading.Lock()
@@ -381,7 +381,7 @@ class Program(Handle):
         return None
 
     def _lower(self, split: Split, call: FirstCall) -> Lowering:
-        with collection_waits():
+        with collection_is_rare():
             call.stage("trace")
             traced = self._trace(split)
             call.stage("partition")

@@ -24,7 +24,7 @@ from pathways.host.sidecars import Sidecars
 from pathways.plan.binding import Bindings, BoundProgram, exchange_shape, host_plan
 from pathways.plan.host_resharding import host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
-from pathways.process.collection import collection_waits
+from pathways.process.collection import collection_is_rare
 from pathways.process.worker_threads import WorkerThreads
 
 #: Called with a program's number, and with the error or the memory.
@@ -105,7 +105,7 @@ class Programs:
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
         devices = self._devices
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local), self._islands)
-        with collection_waits():
+        with collection_is_rare():
             registered = Program(client, bound, devices, asker)
         self.by_number[program_id] = registered
         self._sidecars.add(client, program.host_functions)
@@ -156,7 +156,7 @@ class Programs:
             loaded = self._load(registered, tell=True)
             registered.executables = loaded
             temporaries = [each.memory.temporary_bytes for each in loaded]
-            with collection_waits():
+            with collection_is_rare():
                 profile = Profile(registered.bound, self._devices.host, receives_on_host=self._devices.is_cpu)
                 memory = profile.memory(registered.plan, temporaries)
                 sizes = sizes_of(registered.plan, profile, temporaries)

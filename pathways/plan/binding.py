@@ -97,7 +97,7 @@ class BoundProgram:
 
     @functools.cached_property
     def donations(self) -> list[tuple[bool, ...]]:
-        """See `donations`."""
+        """Per node, which inputs it may donate to its outputs: what the compiler allows, less the pinned values."""
         program, kept = self.program, pinned(self)
         allowed = [
             tuple([given and value not in kept for value, given in zip(node.inputs, node.donates, strict=False)])
@@ -154,11 +154,6 @@ def owners_of(program: LogicalProgram) -> dict[int, frozenset[int]]:
     return owners
 
 
-def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
-    """Per node, which inputs it may donate to its outputs: those that the compiler allows, less the pinned values."""
-    return bound.donations
-
-
 def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:
     """The plan of one host. The plan's size, and the work to make it, depend only on the host's own part (COST-2).
 
@@ -189,7 +184,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     exchanges: list[Node] = []
     exchange_numbers: list[int] = []
     steps: list[tuple[Node, Callable[..., None]]] = []  # each writes a node with the builder
-    donates = donations(bound)
+    donates = bound.donations
     write_node: Callable[..., None]
     for index, node in enumerate(program.nodes):
         if node.kind is NodeKind.CALL:
@@ -331,7 +326,7 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
     `machines`: the machine of each host; empty: all hosts are on one machine.
     """
     program = bound.program
-    donates = donations(bound)
+    donates = bound.donations
     lines = [f"program {program.name}: {len(program.nodes) + 2} nodes on hosts {list(bound.hosts())}"]
     for index, mesh in enumerate(program.meshes):
         devices = bound.bindings[index]

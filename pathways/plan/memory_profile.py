@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from pathways.compiler.ir import ArrayType, Memory, Node, NodeKind
-from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations, owners_of
+from pathways.plan.binding import BoundProgram, HostPlan, Launch, owners_of
 from pathways.plan.device_walk import Walk
 from pathways.plan.exchange_shape import EXCHANGES
 from pathways.plan.resharding import reshard_plan
@@ -124,7 +124,7 @@ class Profile:
         """
         program, first = self._bound.program, self._host * self._bound.devices_per_host
         number_of = {launch: number for number, launch in enumerate(plan.launches)}
-        donates = donations(self._bound)
+        donates = self._bound.donations
 
         def temporary(node: int) -> int:
             return temporaries[number_of[Launch(program.nodes[node].computation, donates[node])]]
@@ -169,7 +169,7 @@ class Profile:
         return arriving, transferred.difference(*arriving.values())
 
     def _device_walk(self, meshes: frozenset[int], temporary: Callable[[int], int]) -> tuple[int, int]:
-        program, donates = self._bound.program, donations(self._bound)
+        program, donates = self._bound.program, self._bound.donations
 
         def size(value: int) -> int:
             return self.device_bytes(value) if program.values[value].mesh in meshes else 0

@@ -21,7 +21,7 @@ import numpy as np
 
 from pathways.compiler import donation
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Memory, Node, NodeKind
-from pathways.plan.binding import BoundProgram, donations
+from pathways.plan.binding import BoundProgram
 from pathways.plan.memory_profile import Profile
 
 #: The temporary bytes of a computation on one device.
@@ -164,7 +164,7 @@ def _curve(
     `size`: the bytes that a value takes there. A program with loops is admitted with room for its results from its
     start to its end.
     """
-    program, donates = bound.program, donations(bound)
+    program, donates = bound.program, bound.donations
     given = {v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if donated}
     made = {v for node in program.nodes for v in node.outputs}
     mortal = (made | given) - set(program.results)

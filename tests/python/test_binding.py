@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pathways import _native
 from pathways.compiler.ir import ArrayType, Computation, Exchange, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.plan.binding import BoundProgram, HostPlan, concerned, donations, host_plan, pinned, plan_text
+from pathways.plan.binding import BoundProgram, HostPlan, concerned, host_plan, pinned, plan_text
 
 MiB = 1 << 20
 
@@ -162,7 +162,7 @@ def test_what_a_transfer_reads_is_not_donated() -> None:
     """MEM-4."""
     bound = BoundProgram(two_readers(), ((0, 1), (2, 3)), 2)
     assert pinned(bound) == {1}
-    assert donations(bound) == [(False,), (), (True,), (False,)]
+    assert bound.donations == [(False,), (), (True,), (False,)]
 
 
 def test_what_shares_memory_with_its_source_is_not_donated() -> None:
@@ -170,7 +170,7 @@ def test_what_shares_memory_with_its_source_is_not_donated() -> None:
     for devices in ((0, 1), (1, 2), (1, 0)):
         bound = BoundProgram(two_readers(), ((0, 1), devices), 2)
         assert pinned(bound) == {1, 2}
-        assert donations(bound) == [(False,), (), (False,), (False,)]
+        assert bound.donations == [(False,), (), (False,), (False,)]
 
 
 def test_call_sites_of_one_computation_donate_alike_unless_much_is_lost() -> None:
@@ -185,7 +185,7 @@ def test_call_sites_of_one_computation_donate_alike_unless_much_is_lost() -> Non
             [2, 4],
         )
         bound = BoundProgram(made, ((0, 1), (2, 3)), 2)
-        assert donations(bound) == [(False,), (), (False,), (kept,)]
+        assert bound.donations == [(False,), (), (False,), (kept,)]
         assert len(host_plan(bound, 0).launches) == 1 + kept
 
 

@@ -29,7 +29,7 @@ from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpe
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction
 from pathways.compiler.trace import Argument, as_argument, device_put, trace
-from pathways.plan.binding import BoundProgram, donations, host_plan, owners_of, plan_text
+from pathways.plan.binding import BoundProgram, host_plan, owners_of, plan_text
 from pathways.plan.memory_profile import Profile
 from pathways.protocol.serialization import dump_program, load_program
 
@@ -136,7 +136,7 @@ def ways(program: LogicalProgram) -> Iterator[dict[int, int]]:
 
 def most(made: BoundProgram, device: int, way: dict[int, int], received: set[int] = frozenset()) -> int:
     """The most bytes on a device at any node, counted buffer by buffer. With `received`, only these count."""
-    program, gives = made.program, donations(made)
+    program, gives = made.program, made.donations
 
     def holds(number: int) -> bool:
         if number < 0:
@@ -298,7 +298,7 @@ def test_what_is_not_donated() -> None:
         made = bound(compile_traced(trace(fun, [yes, x], donate_argnums=donated)))
         return {
             node.origin: any(given)
-            for node, given in zip(made.program.nodes, donations(made), strict=True)
+            for node, given in zip(made.program.nodes, made.donations, strict=True)
             if node.origin in ("f0", "f1", "f2", "f3")
         }
 

@@ -21,7 +21,7 @@ from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpe
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, trace
-from pathways.plan.binding import BoundProgram, Launch, donations, host_plan
+from pathways.plan.binding import BoundProgram, Launch, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, check_budget
 
 BLOCK = 128  # what a receive takes beside its bytes, at most
@@ -183,7 +183,7 @@ class Lifetimes:
         def size(value: int) -> int:
             return self.share(value) * (device in self.local(self.program.values[value].mesh))
 
-        lives, given = [self.windowed(device, life) for life in self.lives()], donations(self.bound)
+        lives, given = [self.windowed(device, life) for life in self.lives()], self.bound.donations
         eager = sum(
             size(value) for value, _, _, kind in lives if kind == "eager" or (kind == "landed" and not self.cpu)
         )
