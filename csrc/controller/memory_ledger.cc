@@ -83,19 +83,21 @@ uint64_t MemoryLedger::enter(ClientState& client, std::span<const std::byte> byt
   const auto record = read_record<RunRecord>(bytes);
   const uint64_t number = admission_.enter(memory.by_class, client.id);
   blocks_.assign(record.results, HandleTable::kNoBlock);
-  for (uint32_t i = 0; i < record.results; ++i) {
-    const BlockId block = blocks_[i] = block_of_result(client, bytes, memory, i);
-    if (auto* entry = announce(client, Handle{result_of(bytes, i)}, memory.results[i].group)) {
-      entry->block = block;
-    } else if (block != HandleTable::kNoBlock) {
-      admission_.release(block);
-    }
-  }
-  for (const uint32_t position : memory.donated) {  // the run takes them over
+  for (uint32_t i = 0; i < record.results; ++i) blocks_[i] = block_of_result(client, bytes, memory, i);
+  // The run takes its donated arguments over before it makes its results: a client may name a result as it named one of
+  // them.
+  for (const uint32_t position : memory.donated) {
     if (position >= record.arguments) continue;
     if (auto* entry = client.handles.find(Handle{argument_of(bytes, position)})) {
       release(*entry);
       client.handles.forget(*entry);  // FUT-3: its client sends no release
+    }
+  }
+  for (uint32_t i = 0; i < record.results; ++i) {
+    if (auto* entry = announce(client, Handle{result_of(bytes, i)}, memory.results[i].group)) {
+      entry->block = blocks_[i];
+    } else if (blocks_[i] != HandleTable::kNoBlock) {
+      admission_.release(blocks_[i]);
     }
   }
   return number;

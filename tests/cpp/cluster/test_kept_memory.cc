@@ -108,6 +108,25 @@ TEST_F(KeptMemory, ADonationByARunWithTooManyArguments) {
   expect_evicted();
 }
 
+TEST_F(KeptMemory, AResultNamedAsItsRunsDonatedArgument) {
+  put(kB, kBoth);
+  run(7, {kA, kB}, kA);  // there is no kA yet; the second host has no part of it, and makes its part of the result
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, AReleaseOfAResultNamedAsItsRunsDonatedArgument) {
+  put(kB, kBoth);
+  run(7, {kA, kB}, kA);
+  release(kFirst, {kA});  // it lies on both hosts, and is released there
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, AResultInThePlaceOfItsRunsDonatedArgument) {
+  put(kA, kFirst);
+  run(2, {kA}, kA);
+  expect_evicted();
+}
+
 TEST_F(KeptMemory, ADonationByARunThatFails) {
   put(kA, kFirst, kWorth / 2);  // its executable was compiled for bigger ones
   run(2, {kA}, kB);
