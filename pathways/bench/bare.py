@@ -82,14 +82,19 @@ class Peer:
                     left = whole
 
         handlers = {_METHOD[1]: grpc.stream_stream_rpc_method_handler(move)}
+        credentials = grpc.ssl_server_credentials([_grpc_pair(own)], own.authority.encode(), True)
         self._server = grpc.server(futures.ThreadPoolExecutor(8), options=_GRPC_OPTIONS)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD[0], handlers),))
-        port = int(self._server.add_secure_port("127.0.0.1:0", own.grpc_server()))
+        port = int(self._server.add_secure_port("127.0.0.1:0", credentials))
         self._server.start()
         return port
 
     def stop(self) -> None:
         """The process ends, and all connections with it."""
+
+
+def _grpc_pair(own: Credentials) -> tuple[bytes, bytes]:
+    return own.key.encode(), own.certificate.encode()
 
 
 def _answer(connection: socket.socket) -> None:
@@ -186,8 +191,10 @@ class Bare:
         if self._kind == "grpc":
             import grpc
 
-            options = [*_GRPC_OPTIONS, *self._own.grpc_options(Role.HOST)]
-            channel = grpc.secure_channel(f"127.0.0.1:{self._port}", self._own.grpc_channel(), options=options)
+            credentials = grpc.ssl_channel_credentials(self._own.authority.encode(), *_grpc_pair(self._own))
+            role = server_name(Role.HOST)  # by which the peer is checked, instead of by its host name
+            options = [*_GRPC_OPTIONS, ("grpc.ssl_target_name_override", role), ("grpc.default_authority", role)]
+            channel = grpc.secure_channel(f"127.0.0.1:{self._port}", credentials, options=options)
             return _GrpcStream(channel, message, back)
         connection = socket.create_connection(("127.0.0.1", self._port))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

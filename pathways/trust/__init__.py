@@ -9,7 +9,7 @@ from pathways.trust.address import Address
 from pathways.trust.authority import Authority
 from pathways.trust.credentials import Credentials
 from pathways.trust.dialing import ask, dial, dial_answered
-from pathways.trust.identity import Identity, Role, check_name, grpc_identity, server_name
+from pathways.trust.identity import Identity, Role, check_name, server_name
 from pathways.trust.joining import certificate_in, join, renewed_at
 from pathways.trust.port import Port
 from pathways.trust.renewal import Renewal
@@ -31,7 +31,6 @@ __all__ = [
     "dial",
     "dial_answered",
     "given_token",
-    "grpc_identity",
     "join",
     "read_token",
     "renewed_at",

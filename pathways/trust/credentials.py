@@ -1,6 +1,6 @@
 """A key with its certificate: what a process shows to its peers, and the TLS contexts that check theirs.
 
-`pathways.trust.join` and `Authority.credentials` make them; ports, connections and gRPC use them. Immutable; any thread
+`pathways.trust.join` and `Authority.credentials` make them; ports and connections use them. Immutable; any thread
 may call. A peer is checked by the cluster's authority and by its role, never by a host name: see `server_name`.
 """
 
@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pathways import errors
 from pathways.trust.files import read_private, write_private
-from pathways.trust.identity import Identity, Role, identity_of, server_name, timestamp
+from pathways.trust.identity import Identity, Role, identity_of, timestamp
 
 #: How far another machine's clock may be behind: certificates are valid from this long before they are made.
 SKEW_S = 300.0
@@ -152,26 +152,6 @@ class Credentials:
         context = anonymous_context(self.authority)
         _load_pair(context, self.certificate, self.key)
         return context
-
-    def grpc_server(self) -> Any:
-        """`grpc.ServerCredentials` that refuse a caller without a certificate. See `grpc_identity` for who calls."""
-        import grpc
-
-        return grpc.ssl_server_credentials([self._grpc_pair()], self.authority.encode("ascii"), True)
-
-    def grpc_channel(self) -> Any:
-        """`grpc.ChannelCredentials`. The channel needs `grpc_options(role)`, too."""
-        import grpc
-
-        return grpc.ssl_channel_credentials(self.authority.encode("ascii"), *self._grpc_pair())
-
-    @staticmethod
-    def grpc_options(role: Role) -> list[tuple[str, str]]:
-        """Options of a gRPC channel: the role that the peer must have, instead of its host name."""
-        return [("grpc.ssl_target_name_override", server_name(role)), ("grpc.default_authority", server_name(role))]
-
-    def _grpc_pair(self) -> tuple[bytes, bytes]:
-        return self.key.encode("ascii"), self.certificate.encode("ascii")
 
 
 def anonymous_context(authority: str) -> ssl.SSLContext:

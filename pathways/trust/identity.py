@@ -96,24 +96,6 @@ def identity_of(certificate: bytes, peer: str = "") -> Identity:
         raise errors.PermissionDeniedError(f"the certificate of {peer or 'the peer'} names no role: {error}") from None
 
 
-def grpc_identity(context: Any) -> Identity:
-    """Who calls a gRPC service, from the call's `grpc.ServicerContext`.
-
-    Raises:
-        PermissionDeniedError: the caller showed no certificate.
-    """
-    pem = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
-    if pem is None:
-        raise errors.PermissionDeniedError("this call needs a certificate of the cluster's authority")
-    try:
-        certificate = x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise errors.PermissionDeniedError(f"the caller's certificate cannot be read: {error}") from None
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return identity_of(certificate.public_bytes(Encoding.DER), context.peer())
-
-
 def subject_of(role: Role, name: str, token: int | None) -> x509.Name:
     """The subject that a certificate of this owner gets."""
     parts = [

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from pathways import errors
 from pathways.trust.credentials import Credentials
@@ -61,25 +60,6 @@ class Renewal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def grpc_server(self) -> Any:
-        """As `Credentials.grpc_server`, always with the current ones."""
-        import grpc
-
-        shown = [self._current]
-
-        def configuration(credentials: Credentials) -> Any:
-            pair = (credentials.key.encode("ascii"), credentials.certificate.encode("ascii"))
-            return grpc.ssl_server_certificate_configuration([pair], credentials.authority.encode("ascii"))
-
-        def changed() -> Any:
-            current = self._current
-            if current is shown[0]:
-                return None
-            shown[0] = current
-            return configuration(current)
-
-        return grpc.dynamic_ssl_server_credentials(configuration(shown[0]), changed, True)
 
     def _loop(self) -> None:
         retry_s = 0.0

@@ -1,4 +1,4 @@
-"""Certificates over time and on disk: renewal, revoked tokens, files, gRPC; and the addresses of ports.
+"""Certificates over time and on disk: renewal, revoked tokens, files; and the addresses of ports.
 
 CERT-2  test_credentials_are_kept_private, and the fixture `controller` in every test
 """
@@ -31,7 +31,6 @@ from pathways.trust import (
     Role,
     Tokens,
     dial,
-    grpc_identity,
     join,
     renewed_at,
 )
@@ -189,40 +188,7 @@ def test_files_that_are_no_credentials_are_refused(controller: Controller, tmp_p
         Credentials.load(str(path))
 
 
-# gRPC with the same certificates.
-
-
-def test_grpc_knows_who_calls(controller: Controller) -> None:
-    from concurrent import futures
-
-    import grpc
-
-    seen = []
-
-    def method(request: bytes, context: grpc.ServicerContext) -> bytes:
-        seen.append(grpc_identity(context))
-        return request
-
-    handlers = grpc.method_handlers_generic_handler("s", {"m": grpc.unary_unary_rpc_method_handler(method)})
-    with Renewal(controller.credentials(Role.HOST, "server"), controller.authority.renewed) as renewal:
-        for server_credentials in (renewal.current().grpc_server(), renewal.grpc_server()):
-            server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(handlers,))
-            port = server.add_secure_port("127.0.0.1:0", server_credentials)
-            server.start()
-
-            def call(channel: grpc.Channel) -> bytes:
-                with channel:
-                    return channel.unary_unary("/s/m")(b"x", timeout=30, wait_for_ready=False)
-
-            own, where = controller.credentials(Role.HOST, "caller"), f"127.0.0.1:{port}"
-            assert call(grpc.secure_channel(where, own.grpc_channel(), own.grpc_options(Role.HOST))) == b"x"
-            with pytest.raises(grpc.RpcError, match=r"(?i)peer name|hostname|UNAVAILABLE"):
-                call(grpc.secure_channel(where, own.grpc_channel(), own.grpc_options(Role.CONTROLLER)))
-            nobody = grpc.ssl_channel_credentials(own.authority.encode())
-            with pytest.raises(grpc.RpcError):
-                call(grpc.secure_channel(where, nobody, own.grpc_options(Role.HOST)))
-            server.stop(0).wait()
-    assert [(each.role, each.name) for each in seen] == [(Role.HOST, "caller")] * 2
+# Addresses.
 
 
 def test_addresses() -> None:
