@@ -1,5 +1,6 @@
 """Types of `csrc/bind`, where every name is described."""
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -162,6 +163,13 @@ def describe_exchanges(block: bytes) -> list[dict[str, Any]]: ...
 def describe_plan(block: bytes) -> list[dict[str, Any]]: ...
 def describe_branches(block: bytes) -> dict[str, list[dict[str, Any]]]: ...
 
+class StepKind(enum.Enum):
+    RUN = ...
+    LOOP = ...
+    END = ...
+    DECIDED = ...
+    AHEAD = ...
+
 class Policy:
     fifo: Policy
     share: Policy
@@ -220,7 +228,7 @@ class Controller:
         parallel: int,
         donated: Sequence[int],
         results: Sequence[int],
-        steps: Sequence[tuple[int, int, Sequence[int], Sequence[int]]],
+        steps: Sequence[tuple[StepKind, int, Sequence[int], Sequence[int]]],
     ) -> None: ...
     def add_client(
         self,

@@ -1,6 +1,7 @@
 // The controller for Python, which starts it on a native thread of its own, or steps it in an embedded client.
 #include "controller/controller.h"
 
+#include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
 #include <map>
@@ -13,6 +14,9 @@ using namespace pybind11::literals;
 
 namespace pathways::bind {
 namespace {
+
+/// `CompositeStep::Kind`, where a loop that is decided, and of these one that runs ahead, are kinds of their own.
+enum class StepKind : uint8_t { kRun, kLoop, kEnd, kDecided, kAhead };
 
 /// The segments that a controller uses.
 struct Memory {
@@ -54,6 +58,13 @@ py::dict use_dict(const ClientUse& u) {
 
 void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::native_enum<StepKind>(m, "StepKind", "enum.Enum", "A kind of a composite's steps.")
+      .value("RUN", StepKind::kRun)
+      .value("LOOP", StepKind::kLoop)
+      .value("END", StepKind::kEnd)
+      .value("DECIDED", StepKind::kDecided)
+      .value("AHEAD", StepKind::kAhead)
+      .finalize();
   py::enum_<PolicyKind>(m, "Policy", "Which client's run is next.")
       .value("fifo", PolicyKind::kFifo)
       .value("share", PolicyKind::kShare)
@@ -140,15 +151,15 @@ void register_controller(py::module_& m) {
           [](BoundController& c, uint32_t number, uint32_t client, const std::string& name, uint32_t group,
              uint32_t arguments, uint32_t values, uint32_t parallel, std::vector<uint32_t> donated,
              std::vector<uint32_t> results,
-             const std::vector<std::tuple<uint32_t, uint64_t, std::vector<uint32_t>, std::vector<uint32_t>>>& steps) {
+             const std::vector<std::tuple<StepKind, uint64_t, std::vector<uint32_t>, std::vector<uint32_t>>>& steps) {
             Composite composite{
                 name, client, group, arguments, values, parallel, std::move(donated), std::move(results), {}};
             for (const auto& [kind, number_of, inputs, outputs] : steps) {
-              if (kind > 4) throw Error(Status::kInvalid, "a composite has a step of an unknown kind");
+              using Kind = CompositeStep::Kind;
               CompositeStep step;
-              step.is_decided = kind >= 3;
-              step.is_ahead = kind == 4;
-              step.kind = step.is_decided ? CompositeStep::Kind::kLoop : static_cast<CompositeStep::Kind>(kind);
+              step.is_ahead = kind == StepKind::kAhead;
+              step.is_decided = step.is_ahead || kind == StepKind::kDecided;
+              step.kind = kind == StepKind::kRun ? Kind::kRun : kind == StepKind::kEnd ? Kind::kEnd : Kind::kLoop;
               if (step.kind == CompositeStep::Kind::kRun) {
                 step.plan = static_cast<uint32_t>(number_of);
               } else {
@@ -162,10 +173,8 @@ void register_controller(py::module_& m) {
           },
           "number"_a, "client"_a, "name"_a, "group"_a, "arguments"_a, "values"_a, "parallel"_a, "donated"_a,
           "results"_a, "steps"_a, unlocked,
-          "A program with loops; see csrc/controller/composite.h. `steps`: (kind, plan or count, inputs, outputs), "
-          "where "
-          "the kind is 0 for a run of a plan, 1 for a loop, 2 for a loop's end, 3 for a loop that is decided, whose "
-          "count is the most iterations that it may have (0: any number), 4 for such a loop that runs ahead.")
+          "A program with loops; see csrc/controller/composite.h. `steps`: (kind, plan or count, inputs, outputs). The "
+          "count of a loop that is decided is the most iterations that it may have; 0: any number.")
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment, py::object bell, const ClientLimits& limits,

@@ -45,8 +45,8 @@ from pathways.process.client_terms import ClientTerms
 from pathways.process.config import PROTOCOL_VERSION, ClientSizes
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
-from pathways.protocol import wire
-from pathways.protocol.serialization import dump_program, load
+from pathways.protocol import program_pb2, wire
+from pathways.protocol.serialization import dump, dump_program, load
 from pathways.protocol.wire import Stage
 
 __all__ = ["RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix"]
@@ -232,23 +232,8 @@ class RemoteControl:
 
     def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
         """See `ControlPlane`."""
-        steps = [
-            pb.RegisterCompositeRequest.Step(
-                kind=step.kind, number=step.number, inputs=step.inputs, outputs=step.outputs
-            )
-            for step in composite.steps
-        ]
-        request = pb.RegisterCompositeRequest(
-            name=name,
-            plans=plans,
-            group=group,
-            arguments=composite.arguments,
-            values=composite.values,
-            donated=composite.donated,
-            results=composite.results,
-            steps=steps,
-            parallel=composite.parallel,
-        )
+        message = dump(composite, program_pb2.Composite)
+        request = pb.RegisterCompositeRequest(name=name, plans=plans, group=group, composite=message)
         return int(self._call(self._stub.RegisterComposite, request).program_id)
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
+from pathways._native import StepKind
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import Bindings
-from pathways.plan.composite import RUN, Composite
+from pathways.plan.composite import Composite
 from pathways.plan.memory_profile import ProgramMemory, ledger_entries
 from pathways.plan.topology import SliceBinding
 
@@ -65,7 +66,7 @@ class NativeNumbers:
         """
         try:
             steps = [
-                (step.kind, plans[step.number] if step.kind == RUN else step.number, step.inputs, step.outputs)
+                (step.kind, plans[step.number] if step.kind is StepKind.RUN else step.number, step.inputs, step.outputs)
                 for step in composite.steps
             ]
             native.register_composite(

@@ -12,7 +12,7 @@ from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests, settle
 from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
-from pathways.plan.composite import Composite, Step
+from pathways.plan.composite import Composite
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.serialization import load
@@ -110,20 +110,12 @@ class ProgramManager:
             if not self._program_of(client, plan).stored:
                 raise errors.PlanError(f"program {plan} has loops itself; a program with loops is made of others")
         # What it takes in the native controller: each step, and its values there and in what the controller derives.
-        values = sum(len(step.inputs) + len(step.outputs) for step in request.steps)
-        kept = request.ByteSize() + _STEP_BYTES * len(request.steps) + _STEP_VALUE_BYTES * values
+        steps = request.composite.steps
+        values = sum(len(step.inputs) + len(step.outputs) for step in steps)
+        kept = request.ByteSize() + _STEP_BYTES * len(steps) + _STEP_VALUE_BYTES * values
         self._check_room(client.number, kept)
         number = next(self._numbers)
-        steps = tuple(Step(each.kind, each.number, (*each.inputs,), (*each.outputs,)) for each in request.steps)
-        composite = Composite(
-            (),
-            request.arguments,
-            request.values,
-            tuple(request.donated),
-            tuple(request.results),
-            steps,
-            request.parallel,
-        )
+        composite = load(request.composite, Composite)
         self._cluster.numbers.register_composite(
             self._cluster.controller, number, client.number, request.name, composite, request.plans, request.group
         )

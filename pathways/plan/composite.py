@@ -15,13 +15,11 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pathways._native import StepKind
 from pathways.compiler.control.segments import Run, Turns, segments
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.plan.binding import BoundProgram, owners_of, pinned
 from pathways.plan.guarding import guarded
-
-#: Kinds of steps; `CompositeStep::Kind`, and a loop that is decided; of these, one that runs ahead.
-RUN, LOOP, END, DECIDED, AHEAD = 0, 1, 2, 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Step:
     is decided, the most iterations that it may have, or 0, as it is for one that runs ahead.
     """
 
-    kind: int
+    kind: StepKind
     number: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -38,18 +36,19 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Composite:
-    """A program with loops. Its values are numbered, the arguments first. `plans` are programs without loops.
+    """A program with loops. Its values are numbered, the arguments first. `plans` are programs without loops, which are
+    sent one by one.
 
     `parallel`: how many runs of one call may be ordered and not over.
     """
 
-    plans: tuple[LogicalProgram, ...]
     arguments: int
     values: int
     donated: tuple[int, ...]
     results: tuple[int, ...]
     steps: tuple[Step, ...]
     parallel: int
+    plans: tuple[LogicalProgram, ...] = ()
 
 
 def composite_of(bound: BoundProgram) -> Composite:
@@ -96,13 +95,13 @@ class _Builder:
         for at, part in self._parts.items():
             self._steps[at] = dataclasses.replace(self._steps[at], number=plans[part])
         return Composite(
-            tuple(plans),
             len(program.arguments),
             self._values,
             tuple(donated),
             tuple(results),
             tuple(self._steps),
             program.parallel_iterations,
+            tuple(plans),
         )
 
     def kept(self, program: LogicalProgram) -> frozenset[int]:
@@ -198,7 +197,7 @@ class _Builder:
 
     def _append(self, part: LogicalProgram, inputs: Sequence[int], outputs: tuple[int, ...]) -> None:
         self._parts[len(self._steps)] = trimmed(part)
-        self._steps.append(Step(RUN, -1, tuple(inputs), outputs))
+        self._steps.append(Step(StepKind.RUN, -1, tuple(inputs), outputs))
 
     def _decide(self, program: LogicalProgram, value: int, number: int) -> None:
         """Sees to it that the last step is a run that decides by a value of `program`, whose number is `number`."""
@@ -213,7 +212,7 @@ class _Builder:
             decides = part.results[self._steps[last].outputs.index(number)]
         self._parts[last] = dataclasses.replace(part, decides=decides)
 
-    def _begin(self, kind: int, count: int, carry: Sequence[int]) -> tuple[int, ...]:
+    def _begin(self, kind: StepKind, count: int, carry: Sequence[int]) -> tuple[int, ...]:
         """Returns the numbers by which the body reads the carry."""
         read = self._new(len(carry))
         self._steps.append(Step(kind, count, tuple(carry), read))
@@ -222,7 +221,7 @@ class _Builder:
     def _end(self, carry: Sequence[int]) -> tuple[int, ...]:
         """Returns the numbers by which the carry is read behind the loop."""
         read = self._new(len(carry))
-        self._steps.append(Step(END, 0, tuple(carry), read))
+        self._steps.append(Step(StepKind.END, 0, tuple(carry), read))
         return read
 
     def _loop(
@@ -278,8 +277,8 @@ class _Builder:
                 now = iteration(now, own & first, late | unsafe)
             if loop.count > is_first_apart:
                 begun = len(self._steps)
-                now = iteration(self._begin(LOOP, loop.count - is_first_apart, now), own, late)
-                if all(step.kind != RUN for step in self._steps[begun:]):  # the body hands on what it gets
+                now = iteration(self._begin(StepKind.LOOP, loop.count - is_first_apart, now), own, late)
+                if all(step.kind is not StepKind.RUN for step in self._steps[begun:]):  # the body hands on what it gets
                     self._append(_passing(body, body.results[:1], []), now[:1], ())
                 now = self._end(now)
             numbers.update(zip(turns.outputs, now, strict=True))
@@ -287,12 +286,12 @@ class _Builder:
         if ahead is not None:
             if is_first_apart:
                 now = iteration(now, own & first, late | unsafe)
-            now = self._end(iteration(self._begin(AHEAD, 0, now), own, late))
+            now = self._end(iteration(self._begin(StepKind.AHEAD, 0, now), own, late))
         else:
             self._decide(program, turns.inputs[0], now[0])
             if is_first_apart:  # the others are in a branch behind it
-                now = iteration(self._begin(DECIDED, 1, now), own & first, late | unsafe)
-            now = self._end(iteration(self._begin(DECIDED, 0, now), own, late))
+                now = iteration(self._begin(StepKind.DECIDED, 1, now), own & first, late | unsafe)
+            now = self._end(iteration(self._begin(StepKind.DECIDED, 0, now), own, late))
             if is_first_apart:
                 now = self._end(now)
         # Nobody knows beforehand which iteration is the last. And if the scalar has failed, so must what is behind.

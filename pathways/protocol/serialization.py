@@ -91,7 +91,8 @@ def _loaded(message: Any, field: Any, hint: Any) -> Any:
         return _value(item, hint)
     known = field.enum_type.values_by_number.get(item)
     if known is None or known.name not in hint.__members__:
-        raise PlanError(f"{message.DESCRIPTOR.name.lower()} {message.name!r} is of unknown {field.name} {item}")
+        which = f" {message.name!r}" if "name" in message.DESCRIPTOR.fields_by_name else ""
+        raise PlanError(f"{message.DESCRIPTOR.name.lower()}{which} is of unknown {field.name} {item}")
     return hint[known.name]
 
 

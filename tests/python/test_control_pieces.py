@@ -20,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways import errors
+from pathways._native import StepKind
 from pathways.cluster.address import Address
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+from pathways.plan.composite import Composite, Step
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import children, config, environment, fd_passing, run_directory, supervisor
 from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
@@ -165,6 +167,17 @@ def test_topology_and_bindings_cross_the_wire() -> None:
     binding = SliceBinding(3, (2, 2), ("a", "b"), 1, (8, 9, 10, 11), (2,), 5)
     data = dump(binding, control_pb2.SliceBinding).SerializeToString()
     assert load(control_pb2.SliceBinding.FromString(data), SliceBinding) == binding
+
+
+def test_a_program_with_loops_crosses_the_wire_and_a_kind_that_nobody_knows_is_refused() -> None:
+    steps = tuple(Step(kind, n, (0, n), (n + 1,)) for n, kind in enumerate(StepKind))
+    composite = Composite(1, 6, (0,), (5,), steps, 10)
+    message = dump(composite, program_pb2.Composite)
+    assert load(program_pb2.Composite.FromString(message.SerializeToString()), Composite) == composite
+    for kind in (0, 6):  # of a client that has other messages
+        message.steps[1].kind = kind
+        with pytest.raises(errors.PlanError, match=f"compositestep is of unknown kind {kind}"):
+            load(message, Composite)
 
 
 def test_errors_keep_their_class_across_the_wire() -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import pathways as pw
+from pathways._native import StepKind
 from pathways.compiler.ir import NodeKind
 from pathways.plan.binding import BoundProgram, host_plan
-from pathways.plan.composite import AHEAD, RUN, Composite, composite_of
+from pathways.plan.composite import Composite, composite_of
 from pathways.plan.memory_profile import Profile
 
 X = np.ones((64, 4), np.float32)
@@ -40,8 +41,8 @@ def lowered(fun: Any, *args: Any, **options: Any) -> tuple[Composite, list[Bound
 
 def body_of(composite: Composite) -> int:
     """The number of the plan that the loop which runs ahead runs."""
-    (at,) = [n for n, step in enumerate(composite.steps) if step.kind == AHEAD]
-    assert composite.steps[at + 1].kind == RUN
+    (at,) = [n for n, step in enumerate(composite.steps) if step.kind == StepKind.AHEAD]
+    assert composite.steps[at + 1].kind == StepKind.RUN
     return composite.steps[at + 1].number
 
 
@@ -90,4 +91,4 @@ def test_a_body_with_a_loop_inside_has_none(add: Any) -> None:
         return x, c[1] + 1
 
     composite, _ = lowered(lambda x, m: jax.lax.while_loop(lambda c: c[1] < m, body, (x, 0)), X, 5)
-    assert all(step.kind != AHEAD for step in composite.steps)
+    assert all(step.kind != StepKind.AHEAD for step in composite.steps)

@@ -21,7 +21,8 @@ from control_on_slices import placed_on
 from thoroughness import THOROUGHNESS
 
 import pathways as pw
-from pathways.plan.composite import LOOP, composite_of
+from pathways._native import StepKind
+from pathways.plan.composite import composite_of
 from pathways.testing import stand_in
 
 LOOPS = ("scan_reverse", "nested_scan", "keys", "scan", "mixed_dtypes", "fori_loop", "map", "remat_body")
@@ -114,7 +115,8 @@ def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -
         want = jnp.tanh(want @ W)
     same(x, want)
     steps = composite_of(step.lower(x, args[0]).bound).steps
-    assert [len(each.inputs) for each in steps if each.kind == LOOP] == [1]  # the counter, which nobody reads, is gone
+    # The counter, which nobody reads, is gone.
+    assert [len(each.inputs) for each in steps if each.kind == StepKind.LOOP] == [1]
 
 
 def test_many_iterations_in_flight_hold_up_no_other_client() -> None:

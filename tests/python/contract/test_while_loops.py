@@ -20,7 +20,8 @@ from control_cases import ARGUMENTS, CASES, HOMES, Placed
 from control_on_slices import placed_on
 
 import pathways as pw
-from pathways.plan.composite import AHEAD, DECIDED, composite_of
+from pathways._native import StepKind
+from pathways.plan.composite import composite_of
 
 WHILES = sorted(name for name in CASES if "while" in name or name == "fori_loop_dynamic")
 #: Other arguments, with which a loop has another number of iterations, or none.
@@ -41,7 +42,7 @@ def test_values(add: Any, quiet: Any, name: str) -> None:
     slices = {where: add(1) for where in "abc"}
     program, plain = pw.program(case.forward(placed_on(slices))), jax.jit(case.forward(Placed()))
     steps = composite_of(program.lower(*case.values()).bound).steps
-    assert any(step.kind in (DECIDED, AHEAD) for step in steps)
+    assert any(step.kind in (StepKind.DECIDED, StepKind.AHEAD) for step in steps)
     before = None
     for turn, way in enumerate((*WAYS, *WAYS)):
         if turn == len(WAYS):  # what is small and was given as a number is known now
@@ -103,9 +104,9 @@ def test_which_loops_run_ahead(add: Any, quiet: Any) -> None:
     plain = (lambda x: x * 2, lambda x, m: (x + 1, (x.sum() < m)))
     program, inner = pw.program(turned), pw.program(nested)
     kinds = [step.kind for step in composite_of(program.lower(X, X, X, np.float32(1)).bound).steps]
-    assert AHEAD in kinds and DECIDED not in kinds
+    assert StepKind.AHEAD in kinds and StepKind.DECIDED not in kinds
     kinds = [step.kind for step in composite_of(inner.lower(X, 3).bound).steps]
-    assert AHEAD in kinds and DECIDED in kinds
+    assert StepKind.AHEAD in kinds and StepKind.DECIDED in kinds
     before = None
     for turn, m in enumerate((0, 17, 200, 0, 17, 200)):
         if turn == 3:
