@@ -51,7 +51,7 @@ def lower_within_memory(
             registration, _ = lowering.register()
             found = cluster.control().analyze(registration.number)
             temporaries = {
-                program.computations[n].fingerprint: what["memory"]["temporary_bytes"] for n, what in found.items()
+                program.computations[n].fingerprint: what.memory.temporary_bytes for n, what in found.items()
             }
             continue
         limits = _tighter(bound, needs, topology.device_bytes, on_host)

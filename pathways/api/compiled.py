@@ -36,6 +36,7 @@ from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trac
 from pathways.plan.binding import BoundProgram, owners_of
 from pathways.plan.composite import shared_values
 from pathways.process.collection import collection_is_rare
+from pathways.protocol.control_pb2 import ComputationAnalysis
 
 _Result = TypeVar("_Result")
 #: How often a call is made again whose slices get another shape meanwhile.
@@ -371,13 +372,13 @@ class Compiled(Handle):
     def flops(self) -> dict[int, float]:
         """XLA's estimate of the floating-point operations of each computation on one device, by its number; 0 where XLA
         has none. From the hosts."""
-        return {number: max(0.0, what["cost"].get("flops", 0.0)) for number, what in self._analyze().items()}
+        return {number: max(0.0, what.cost.get("flops", 0.0)) for number, what in self._analyze().items()}
 
     def memory_analysis(self) -> MemoryAnalysis:
         """What XLA says of the memory of its computations on one device, from the hosts."""
         return memory_of(self.bound.program, self._analyze())
 
-    def _analyze(self) -> dict[int, dict[str, Any]]:
+    def _analyze(self) -> dict[int, ComputationAnalysis]:
         if self.call.stale:
             self._bind_again()
         registration = self._registration
@@ -387,7 +388,7 @@ class Compiled(Handle):
                 f"program {self._lowering.traced.name!r} has loops that the controller orders; XLA's analysis is given "
                 "for programs without such loops only: analyze the loop's body as a program"
             )
-        found: dict[int, dict[str, Any]] = self._lowering.cluster.control().analyze(registration.number)
+        found: dict[int, ComputationAnalysis] = self._lowering.cluster.control().analyze(registration.number)
         if len(found) < len(self.bound.program.computations):
             raise errors.HostLostError(f"not every host of program {self._lowering.traced.name!r} answers")
         return found

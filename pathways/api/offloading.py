@@ -69,7 +69,7 @@ def _temporaries(lowering: Lowering) -> Callable[[Computation], int]:
     known: dict[str, int] = {}
     for part in parts:
         for number, found in lowering.cluster.control().analyze(part.number).items():
-            known[part.program.computations[number].fingerprint] = found["memory"]["temporary_bytes"]
+            known[part.program.computations[number].fingerprint] = found.memory.temporary_bytes
     most = max(known.values(), default=0)
     # The loops into which a loop is cut have computations of their own, which need about as much.
     return lambda computation: 0 if computation.is_move else known.get(computation.fingerprint, most)

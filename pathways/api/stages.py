@@ -13,6 +13,7 @@ from jax.tree_util import tree_map, tree_unflatten
 from pathways import _jaxlib
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
 from pathways.compiler.trace import Traced
+from pathways.protocol.control_pb2 import ComputationAnalysis
 
 
 class Handle:
@@ -93,17 +94,17 @@ class MemoryAnalysis:
     by_computation: Mapping[str, MemoryAnalysis] = dataclasses.field(default_factory=dict)
 
 
-def memory_of(program: LogicalProgram, found: Mapping[int, Mapping[str, Any]]) -> MemoryAnalysis:
+def memory_of(program: LogicalProgram, found: Mapping[int, ComputationAnalysis]) -> MemoryAnalysis:
     """What XLA says of a program's memory; `found` by number of a computation."""
     each = {}
     for node in _calls(program):
-        memory = found[node.computation]["memory"]
+        memory = found[node.computation].memory
         each[node.name] = MemoryAnalysis(
-            memory["argument_bytes"],
-            memory["output_bytes"],
-            memory["temporary_bytes"],
-            memory["alias_bytes"],
-            memory["code_bytes"],
+            memory.argument_bytes,
+            memory.output_bytes,
+            memory.temporary_bytes,
+            memory.alias_bytes,
+            memory.code_bytes,
         )
 
     def most(name: str) -> int:
@@ -114,16 +115,16 @@ def memory_of(program: LogicalProgram, found: Mapping[int, Mapping[str, Any]]) -
         most("output_size_in_bytes"),
         most("temp_size_in_bytes"),
         most("alias_size_in_bytes"),
-        sum(what["memory"]["code_bytes"] for what in found.values()),
+        sum(what.memory.code_bytes for what in found.values()),
         each,
     )
 
 
-def cost_of(program: LogicalProgram, found: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+def cost_of(program: LogicalProgram, found: Mapping[int, ComputationAnalysis]) -> dict[str, float]:
     """What XLA says that a run of a program costs on one device of each slice, summed over its computations."""
     total: collections.Counter[str] = collections.Counter()
     for node in _calls(program):
-        total.update(found[node.computation]["cost"])
+        total.update(found[node.computation].cost)
     return dict(total)
 
 

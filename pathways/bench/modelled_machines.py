@@ -108,29 +108,42 @@ class Host:
                 _outgoing(self._reports), wait_for_ready=True, metadata=wire.bearer(token)
             )
             async for request in session:
-                what = request.WhichOneof("request")
-                if what == "stop":
-                    return
-                await getattr(self, f"_do_{what}")(getattr(request, what))
+                match request.WhichOneof("what"):
+                    case "stop":
+                        return
+                    case "attach_client":
+                        answer = await self._attach_client(request.attach_client)
+                    case "replace_peers":
+                        answer = await self._replace_peers(request.replace_peers)
+                    case "store_program":
+                        answer = self._store_program(request.store_program)
+                    case "report_stats":
+                        answer = pb.HostReport(stats=pb.HostStatsReport(driver_json="{}"))
+                    case "trace":
+                        answer = pb.HostReport(traced=pb.TracePart(host=self.config.host, remark="it is modelled"))
+                    case what:
+                        raise RuntimeError(f"a modelled host does not {what}")
+                answer.request = request.request
+                self._reports.put_nowait(answer)
 
     def _report(self, **what: Any) -> None:
         self._reports.put_nowait(pb.HostReport(**what))
 
-    async def _do_attach_client(self, request: pb.AttachClient) -> None:
+    async def _attach_client(self, request: pb.AttachClient) -> pb.HostReport:
         twin = await self.twin(request.client)
         self.native.attach_client(request.client, twin, request.futures)
-        self._report(client_attached=pb.Answer(number=request.client))
+        return pb.HostReport(client_attached=pb.Error())
 
-    async def _do_replace_peers(self, request: pb.ReplacePeers) -> None:
+    async def _replace_peers(self, request: pb.ReplacePeers) -> pb.HostReport:
         before = self.native.peers_replaced
         for each in request.successors:
             self.native.replace_far_peer(each.host, each.far_incarnation, each.loss)
         self.native.step()
         while self.native.peers_replaced < before + len(request.successors):
             await asyncio.sleep(0.001)  # until the order tells of the loss
-        self._report(peers_replaced=pb.PeersReplaced(request=request.request))
+        return pb.HostReport(peers_replaced=pb.PeersReplaced())
 
-    async def _do_store_program(self, request: pb.StoreProgram) -> None:
+    def _store_program(self, request: pb.StoreProgram) -> pb.HostReport:
         number, host = request.program_id, self.config.host
         bound = self._programs.bound(request, self.config)
         plan = host_plan(bound, host, True)
@@ -138,14 +151,8 @@ class Host:
         memory = dump(self._programs.memory(profile, plan, self.config), pb.ProgramMemory)
         sizes = sizes_of(plan, profile, [0] * len(plan.launches))
         self.native.add_plan(number, plan.block, request.client, *sizes)
-        self._report(program_stored=pb.Answer(number=number))
         self._report(program_compiled=pb.ProgramCompiled(program_id=number, memory=memory))
-
-    async def _do_report_stats(self, request: pb.ReportStats) -> None:
-        self._report(stats=pb.HostStatsReport(request=request.request, driver_json="{}"))
-
-    async def _do_trace(self, request: pb.HostTrace) -> None:
-        self._report(traced=pb.TracePart(request=request.request, host=self.config.host, remark="it is modelled"))
+        return pb.HostReport(program_stored=pb.Answer(number=number))
 
 
 class Island:

@@ -16,6 +16,7 @@ from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.composite import Composite
 from pathways.plan.topology import SliceBinding, Topology
+from pathways.protocol.control_pb2 import ComputationAnalysis
 from pathways.protocol.wire import Variable
 
 
@@ -64,8 +65,8 @@ class ControlPlane(Protocol):
         """Gives the controller a program with loops, whose plans have these numbers and are compiled. Returns its
         number. Raises `PlanError` for one that cannot be run."""
 
-    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
-        """XLA's analysis of a compiled program. By number of a computation: "memory" and "cost" on one device."""
+    def analyze(self, program_id: int) -> dict[int, ComputationAnalysis]:
+        """XLA's analysis of a compiled program, by number of a computation."""
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """Removes programs from the controller's records. The hosts get a command that names them, in the order."""

@@ -32,6 +32,7 @@ from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
 from pathways.process.client_terms import ClientTerms
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads, wire
 
 _has_warned = False
@@ -194,9 +195,10 @@ class EmbeddedControl:
         NativeNumbers.register_composite(self.controller, number, 0, name, composite, plans, group)
         return number
 
-    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+    def analyze(self, program_id: int) -> dict[int, pb.ComputationAnalysis]:
         """See `ControlPlane`."""
-        return {int(number): what for number, what in self.driver.analyze(program_id).items()}
+        found: dict[int, pb.ComputationAnalysis] = self.driver.analyze(program_id)
+        return found
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """See `ControlPlane`."""

@@ -19,7 +19,6 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -236,15 +235,14 @@ class RemoteControl:
         request = pb.RegisterCompositeRequest(name=name, plans=plans, group=group, composite=message)
         return int(self._call(self._stub.RegisterComposite, request).program_id)
 
-    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+    def analyze(self, program_id: int) -> dict[int, pb.ComputationAnalysis]:
         """See `ControlPlane`."""
         request = pb.ProgramRequest(program_id=program_id)
-        found: dict[int, dict[str, Any]] = {}
-        for text in self._call(self._stub.Analyze, request).host_json:
-            answer = json.loads(text)
-            if "error" in answer:
-                raise errors.ComputationError(answer["error"])
-            found |= {int(number): what for number, what in answer.items()}
+        found: dict[int, pb.ComputationAnalysis] = {}
+        for answer in self._call(self._stub.Analyze, request).hosts:
+            if answer.error:
+                raise errors.ComputationError(answer.error)
+            found.update(answer.computations)
         return found
 
     def forget_programs(self, numbers: Sequence[int]) -> None:

@@ -45,8 +45,8 @@ class ClientManager:
         self.requests = HostRequests(cluster)
         self.programs = ProgramManager(cluster, self.clients, self.requests)
         self.callbacks = CallbackRouter(cluster, self.clients)
-        self.suspension = Suspension(cluster, self.clients)
-        self.tracing = Tracing(cluster, self.clients)
+        self.suspension = Suspension(cluster, self.clients, self.requests)
+        self.tracing = Tracing(cluster, self.clients, self.requests)
         self.slice_moves = SliceMoves(cluster)
         self.draining = Draining(cluster, self.clients, self.requests, self.slice_moves)
 
@@ -170,9 +170,7 @@ class ClientManager:
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile
-        if error := await self.requests.hand_over(
-            host, "client_attached", number, request, message, segment, ATTACH_TIMEOUT_S
-        ):
+        if error := await self.requests.hand_over(host, request, message, segment, ATTACH_TIMEOUT_S):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
 
     def _connection_lost(self, connection: Connection) -> None:
@@ -249,8 +247,6 @@ class ClientManager:
         A program that they had stored counts as not stored, until their successors have stored it.
         """
         for host in hosts:
-            self.suspension.host_lost(host.number)
-            self.tracing.host_lost(host.number)
             self.callbacks.host_lost(host.number)
             self.requests.host_lost(host)
             self.programs.host_lost(host.number, how)
@@ -279,29 +275,19 @@ class ClientManager:
         """Takes in one report of a host's session."""
         if self.cluster.hosts[host.number] is not host:
             return  # a report of a lost host, which has a successor
-        what = str(report.WhichOneof("report"))
-        body = getattr(report, what)
-        match what:
+        match report.WhichOneof("report"):
             case "stage":
-                self.cluster.host_stage(host, body)
-            case "client_attached":
-                self.requests.answered(host, what, body.number, body.error.message)
-            case "peers_replaced":
-                self.requests.answered(host, what, body.request, body)
+                self.cluster.host_stage(host, report.stage)
             case "program_stored":
-                self.programs.stored(host, body)
+                self.programs.stored(host, report.program_stored)
             case "program_compiled":
-                self.programs.compiled(host, body)
-            case "stats":
-                self.requests.answered(host, what, body.request, body.driver_json)
+                self.programs.compiled(host, report.program_compiled)
             case "callback":
-                self.callbacks.ask_client(host, body)
-            case "client_offloaded":
-                self.suspension.report(host.number, body)
-            case "traced":
-                self.tracing.report(host.number, body)
+                self.callbacks.ask_client(host, report.callback)
             case "error":
-                host.error = body.error.message
+                host.error = report.error.error.message
+            case _:
+                self.requests.answered(host, report)
 
     # -- statistics --------------------------------------------------------------------------------------------------
 

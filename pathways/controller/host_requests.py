@@ -1,14 +1,19 @@
-"""The controller's requests to hosts, and their answers. Nothing waits for a host that is lost (ERR-2)."""
+"""The controller's requests to hosts, and their answers: reports with the request's number.
+
+END-1: nothing waits for a host that is lost (ERR-2).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.empty_pb2 import Empty
+
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.pending_answers import PendingAnswers
 from pathways.controller.records import HostRecord
 from pathways.process import fd_passing
 from pathways.protocol import control_pb2 as pb
@@ -21,36 +26,36 @@ class HostRequests:
 
     def __init__(self, cluster: ClusterManager) -> None:
         self._cluster = cluster
-        # Requests that hosts have not answered yet. The key: kind of request, host, its incarnation, a number.
-        self._asked: dict[tuple[str, int, int, int], asyncio.Future[Any]] = {}
-        self._numbers = itertools.count(1)  # of requests that are about no one thing
+        self._answers: PendingAnswers[pb.HostReport | None] = PendingAnswers()
 
-    async def ask(self, host: HostRecord, what: str, number: int, request: pb.HostRequest, timeout_s: float) -> Any:
-        """Sends a host a request and returns its answer; empty when the host is lost.
+    async def ask(
+        self, host: HostRecord, request: pb.HostRequest, timeout_s: float | None = None
+    ) -> pb.HostReport | None:
+        """Sends a host a request, which gets a number, and returns its answer; None when the host is lost.
 
         Raises:
             TimeoutError: the host did not answer in time.
             PathwaysError: the cluster ended.
         """
         if host.is_lost:
-            return ""
-        key = (what, host.number, host.incarnation, number)
-        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+            return None
+        request.request = self._answers.new_number()
+        answer = self._answers.expect(host.number, request.request)
         host.requests.put_nowait(request)
         try:
             return await self._cluster.unless_ended(answer, timeout_s)
         finally:
-            del self._asked[key]
+            answer.cancel()
+
+    def expect_all(self, client: int) -> tuple[int, list[asyncio.Future[pb.HostReport | None]]]:
+        """The number of a request that every host gets in the order, as a command for a client, and their answers.
+        They fail when the client is gone (OWN-1).
+        """
+        number = self._answers.new_number()
+        return number, [self._answers.expect(host.number, number, client) for host in self._cluster.hosts]
 
     async def hand_over(
-        self,
-        host: HostRecord,
-        what: str,
-        number: int,
-        request: pb.HostRequest,
-        message: fd_passing.Message,
-        segment: Any,
-        timeout_s: float,
+        self, host: HostRecord, request: pb.HostRequest, message: fd_passing.Message, segment: Any, timeout_s: float
     ) -> str:
         """Gives a host a segment, and asks it to use it. Returns the host's error text; empty for success, and for a
         host that is lost.
@@ -63,19 +68,14 @@ class HostRequests:
                 host.process.hand_over(message, segment)
         except fd_passing.Closed:  # the process has ended; the controller is about to notice
             return ""
-        return str(await self._ask_in_time(host, what, number, request, timeout_s))
+        answer = await self._ask_in_time(host, request, timeout_s)
+        return answer.client_attached.message if answer is not None else ""
 
-    async def _ask_in_time(
-        self, host: HostRecord, what: str, number: int, request: pb.HostRequest, timeout_s: float
-    ) -> Any:
+    async def _ask_in_time(self, host: HostRecord, request: pb.HostRequest, timeout_s: float) -> pb.HostReport | None:
         try:
-            return await self.ask(host, what, number, request, timeout_s)
+            return await self.ask(host, request, timeout_s)
         except TimeoutError:
             raise errors.HostLostError(f"{host.name} did not answer in {timeout_s:g} s") from None
-
-    def new_number(self) -> int:
-        """A number for a request that is about no one thing."""
-        return next(self._numbers)
 
     async def replace_peers(
         self, host: HostRecord, request: pb.ReplacePeers, segments: Mapping[int, Any], timeout_s: float
@@ -85,7 +85,7 @@ class HostRequests:
 
         Args:
             host: the host that gets them.
-            request: may go to several hosts, with one number.
+            request: may go to several hosts.
             segments: by number, of the successors that have a segment there.
             timeout_s: how long the host may take for all of them.
 
@@ -103,34 +103,37 @@ class HostRequests:
             untaken = {
                 each.host: "it has not taken what it was given before" for each in list(request.successors)[given:]
             }
-            request = pb.ReplacePeers(request=request.request, successors=list(request.successors)[:given])
-        asked = pb.HostRequest(replace_peers=request)
-        answer = await self._ask_in_time(host, "peers_replaced", request.request, asked, timeout_s)
-        return untaken | ({each.number: each.error.message for each in answer.refused} if answer else {})
+            request = pb.ReplacePeers(successors=list(request.successors)[:given])
+        answer = await self._ask_in_time(host, pb.HostRequest(replace_peers=request), timeout_s)
+        refused = answer.peers_replaced.refused if answer is not None else ()
+        return untaken | {each.number: each.error.message for each in refused}
 
-    async def stats(self, host: HostRecord, program: int = 0) -> str:
-        """A host's driver statistics, or its analysis of a program, as JSON; `{}` when it does not answer in time."""
+    async def stats(self, host: HostRecord) -> str:
+        """A host's driver statistics, as JSON; `{}` when it does not answer in time."""
+        answer = await self._ask_soon(host, pb.HostRequest(report_stats=Empty()))
+        return answer.stats.driver_json if answer is not None else "{}"
+
+    async def analysis(self, host: HostRecord, program: int) -> pb.Analysis:
+        """A host's analysis of a program; empty when it does not answer in time."""
+        answer = await self._ask_soon(host, pb.HostRequest(analyze=pb.ProgramRequest(program_id=program)))
+        return answer.analysis if answer is not None else pb.Analysis()
+
+    async def _ask_soon(self, host: HostRecord, request: pb.HostRequest) -> pb.HostReport | None:
         if not host.ready.is_set():
-            return "{}"
-        number = next(self._numbers)
-        request = pb.HostRequest(report_stats=pb.ReportStats(request=number, program_id=program))
+            return None
         try:
-            return str(await self.ask(host, "stats", number, request, STATS_TIMEOUT_S)) or "{}"
+            return await self.ask(host, request, STATS_TIMEOUT_S)
         except TimeoutError:
-            return "{}"
+            return None
 
-    def answered(self, host: HostRecord, what: str, number: int, answer: Any) -> None:
+    def answered(self, host: HostRecord, report: pb.HostReport) -> None:
         """Takes in a host's answer."""
-        settle(self._asked.get((what, host.number, host.incarnation, number)), answer)
+        self._answers.answered(host.number, report.request, report)
 
     def host_lost(self, host: HostRecord) -> None:
-        """Completes every open request to a host with an empty answer."""
-        for (_, number, incarnation, _), answer in list(self._asked.items()):
-            if (number, incarnation) == (host.number, host.incarnation):
-                settle(answer, "")
+        """Every open request to a host ends without an answer."""
+        self._answers.gone(host.number, None)
 
-
-def settle(future: asyncio.Future[Any] | None, value: Any) -> None:
-    """Completes a future that is there and not done."""
-    if future is not None and not future.done():
-        future.set_result(value)
+    def client_gone(self, client: int, error: Exception) -> None:
+        """Every open request of `expect_all` for a client fails."""
+        self._answers.dropped(client, error)

@@ -142,7 +142,6 @@ class Introductions:
         A host that was in the order at a loss replaces the segments only after it is notified of the loss; it gets the
         number of the loss. Any other host gets 0, and replaces them at once.
         """
-        number = self._requests.new_number()
         segments = {host: each for start in starts for host, each in start.segments.items()}
         handed = segments if self._cluster.agents is None else {}
         machine_of = self._cluster.topology.machine_of
@@ -154,7 +153,7 @@ class Introductions:
             machine = other.config.machine if other.config.machine in shared else -1
             if (machine, losses) not in made:
                 successors = self._successors(machine, starts, losses)
-                made[machine, losses] = pb.ReplacePeers(request=number, successors=successors)
+                made[machine, losses] = pb.ReplacePeers(successors=successors)
             found.append(self._introduce(other, starts, made[machine, losses], handed))
         return found
 

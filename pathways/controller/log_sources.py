@@ -8,17 +8,18 @@ Owned by the controller's event loop thread.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pathways import errors
+from pathways.controller.pending_answers import PendingAnswers
 from pathways.process import log_files
 from pathways.process.log_files import LogPiece
 from pathways.protocol import agent_pb2
 
 #: An agent answers within this time, in seconds.
 ANSWER_S = 5.0
+_AGENT = 0  # the only one that answers
 OWN = -1  # instead of a host's number: the log of the process that reads
 
 
@@ -69,16 +70,15 @@ class LogsThere:
     def __init__(self, machine: str, ask: Callable[[agent_pb2.AgentRequest], None]) -> None:
         self._machine = machine
         self._ask = ask
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[agent_pb2.LogPiece]] = {}
+        self._answers: PendingAnswers[agent_pb2.LogPiece] = PendingAnswers()
         self._failure: errors.ConnectError | None = None
 
     async def piece(self, host: int, incarnation: int, offset: int, lines: int) -> LogPiece:
         """See `LogSource`."""
         if self._failure is not None:
             raise self._failure
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        number = self._answers.new_number()
+        answer = self._answers.expect(_AGENT, number)
         read = agent_pb2.ReadLog(request=number, host=host, incarnation=incarnation, offset=offset, lines=lines)
         self._ask(agent_pb2.AgentRequest(read_log=read))
         try:
@@ -87,8 +87,6 @@ class LogsThere:
             raise errors.ConnectError(
                 f"the agent of machine {self._machine} did not answer in {ANSWER_S:g} s"
             ) from None
-        finally:
-            self._asked.pop(number, None)
         if found.is_missing:
             raise NoSuchLog(list(found.incarnations))
         if found.error:
@@ -97,13 +95,9 @@ class LogsThere:
 
     def answered(self, piece: agent_pb2.LogPiece) -> None:
         """Takes in what the agent has answered."""
-        answer = self._asked.pop(piece.request, None)
-        if answer is not None and not answer.done():
-            answer.set_result(piece)
+        self._answers.answered(_AGENT, piece.request, piece)
 
     def lost(self, why: str) -> None:
         """The agent answers no more."""
         self._failure = errors.ConnectError(f"machine {self._machine} is lost: {why}")
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(self._failure)
+        self._answers.gone(_AGENT, self._failure)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
-from pathways.controller.host_requests import HostRequests, settle
+from pathways.controller.host_requests import HostRequests
+from pathways.controller.pending_answers import settle
 from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
 from pathways.plan.composite import Composite
 from pathways.plan.memory_profile import ProgramMemory
@@ -173,10 +174,10 @@ class ProgramManager:
             "call waits until the host's island is back."
         )
 
-    async def analyze(self, client: ClientRecord, number: int) -> Sequence[str]:
-        """XLA's analysis of a client's compiled program, from each host that runs it, as JSON."""
+    async def analyze(self, client: ClientRecord, number: int) -> Sequence[pb.Analysis]:
+        """XLA's analysis of a client's compiled program, from each host that runs it."""
         hosts = [self._cluster.hosts[host] for host in self._program_of(client, number).compiled]
-        return await asyncio.gather(*(self._requests.stats(host, number) for host in hosts))
+        return await asyncio.gather(*(self._requests.analysis(host, number) for host in hosts))
 
     def forget(self, client: ClientRecord, numbers: Sequence[int]) -> None:
         """Removes programs from the client's own; the client calls them no more.

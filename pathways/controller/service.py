@@ -191,7 +191,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Analyze(self, request: pb.ProgramRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
-        return pb.AnalyzeReply(host_json=await self._programs.analyze(self._caller(context), request.program_id))
+        return pb.AnalyzeReply(hosts=await self._programs.analyze(self._caller(context), request.program_id))
 
     @_refusing
     async def NameVariables(self, request: pb.VariablesRequest, context: Any) -> Empty:  # noqa: D102

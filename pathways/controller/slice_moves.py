@@ -6,11 +6,11 @@ pathways/cluster/slice_moves.py answers. A client has one stream for this, open 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.pending_answers import PendingAnswers
 from pathways.controller.records import ClientRecord
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import wire
@@ -24,9 +24,7 @@ class SliceMoves:
 
     def __init__(self, cluster: ClusterManager) -> None:
         self._cluster = cluster
-        self._requests = itertools.count(1)
-        #: By request: the client that must answer, and its answer.
-        self._answers: dict[int, tuple[int, asyncio.Future[pb.MoveAnswer]]] = {}
+        self._answers: PendingAnswers[pb.MoveAnswer] = PendingAnswers()
 
     async def move(self, client: ClientRecord, slice_id: int, devices: Sequence[int], timeout_s: float) -> None:
         """Has a client move a slice. Returns when all of its arrays lie on the devices.
@@ -37,9 +35,8 @@ class SliceMoves:
         """
         if client.moves is None:
             raise errors.SliceError("its client takes no requests")
-        request = next(self._requests)
-        future: asyncio.Future[pb.MoveAnswer] = asyncio.get_running_loop().create_future()
-        self._answers[request] = client.number, future
+        request = self._answers.new_number()
+        future = self._answers.expect(client.number, request)
         client.moves.put_nowait(
             pb.MoveRequest(request=request, slice_id=slice_id, devices=devices, timeout_s=timeout_s)
         )
@@ -48,7 +45,7 @@ class SliceMoves:
         except TimeoutError:
             raise errors.SliceError(f"its client ({client.connection.who}) does not answer") from None
         finally:
-            del self._answers[request]
+            future.cancel()
         if answer.HasField("error"):
             raise wire.make_error(answer.error.type, answer.error.message)
 
@@ -61,15 +58,11 @@ class SliceMoves:
 
     def answer(self, client: ClientRecord, answer: pb.MoveAnswer) -> None:
         """Takes in an answer. One to a request of another client is ignored (TRUST-1)."""
-        number, future = self._answers.get(answer.request, (0, None))
-        if future is not None and number == client.number and not future.done():
-            future.set_result(answer)
+        self._answers.answered(client.number, answer.request, answer)
 
     def close(self, client: ClientRecord) -> None:
         """A client answers no more: its stream is over, or the client itself has gone."""
         if client.moves is not None:
             client.moves.put_nowait(None)
             client.moves = None
-        for number, future in self._answers.values():
-            if number == client.number and not future.done():
-                future.set_exception(errors.SliceError("its client has stopped answering"))
+        self._answers.gone(client.number, errors.SliceError("its client has stopped answering"))

@@ -14,27 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 from collections.abc import Awaitable, Callable, Mapping
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.host_requests import HostRequests
 from pathways.controller.offloading import leave_devices, return_to_devices
 from pathways.controller.records import ClientRecord
-from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads
 
 
 class Suspension:
     """Owned by the controller's event loop thread."""
 
-    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord]) -> None:
+    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord], requests: HostRequests) -> None:
         """`clients`: those that there are now, by number; the client manager changes it."""
         self._cluster = cluster
         self._clients = clients
-        self._requests = itertools.count(1)
-        #: By host and request: the client whose buffers move, and the host's answer.
-        self._answers: dict[tuple[int, int], tuple[int, asyncio.Future[pb.ClientOffloaded]]] = {}
+        self._requests = requests
 
     async def suspend(self, client: ClientRecord, to_disk: bool, most_s: float | None = None) -> int:
         """Takes a client off the devices. Returns the bytes that left them; 0 when the client is suspended already.
@@ -78,36 +75,19 @@ class Suspension:
     async def _ask(self, client: int, kind: int, to_disk: bool) -> list[tuple[str, int]]:
         if client not in self._clients:
             raise _gone(client)
-        request = next(self._requests)
-        futures = []
-        for host in self._cluster.hosts:
-            future = asyncio.get_running_loop().create_future()
-            self._answers[host.number, request] = client, future
-            futures.append(self._cluster.unless_ended(future))
-        self._cluster.controller.command_for(client, kind, payloads.offload(request, to_disk))
+        number, answers = self._requests.expect_all(client)
         try:
-            return [(answer.error, answer.bytes) for answer in await asyncio.gather(*futures)]
+            self._cluster.controller.command_for(client, kind, payloads.offload(number, to_disk))
+            reports = await asyncio.gather(*map(self._cluster.unless_ended, answers))
         finally:
-            for host in self._cluster.hosts:
-                self._answers.pop((host.number, request), None)
-
-    def report(self, host: int, report: pb.ClientOffloaded) -> None:
-        """Takes in the answer of a host."""
-        _, future = self._answers.get((host, report.request), (0, None))
-        if future is not None and not future.done():
-            future.set_result(report)
-
-    def host_lost(self, host: int) -> None:
-        """A lost host holds no buffers and answers nothing (ERR-2): its open requests complete with 0 bytes."""
-        for (number, _), (_, future) in self._answers.items():
-            if number == host and not future.done():
-                future.set_result(pb.ClientOffloaded())
+            for answer in answers:
+                answer.cancel()
+        moved = [report.client_offloaded for report in reports if report is not None]  # a lost host holds no buffers
+        return [(each.error, each.bytes) for each in moved]
 
     def client_gone(self, client: int) -> None:
         """Hosts do not answer for a client that is gone (OWN-1): its open requests fail here."""
-        for owner, future in self._answers.values():
-            if owner == client and not future.done():
-                future.set_exception(_gone(client))
+        self._requests.client_gone(client, _gone(client))
 
 
 def _gone(client: int) -> errors.PathwaysError:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -24,6 +23,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.host_requests import HostRequests
 from pathways.controller.records import ClientRecord, HostRecord
 from pathways.protocol import control_pb2 as pb
 
@@ -73,13 +73,12 @@ class _Trace:
 class Tracing:
     """Owned by the controller's event loop thread."""
 
-    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord]) -> None:
+    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord], requests: HostRequests) -> None:
         """`clients`: those that there are now, by number; the client manager changes it."""
         self._cluster = cluster
         self._clients = clients
+        self._requests = requests
         self._current: _Trace | None = None
-        self._requests = itertools.count(1)
-        self._answers: dict[tuple[int, int], asyncio.Future[pb.TracePart]] = {}  # by host and request
 
     async def record(self, who: str, own: set[int] | None, over: asyncio.Event) -> AsyncGenerator[pb.TracePart, None]:
         """Traces until `over` is set, and yields what is recorded.
@@ -167,8 +166,7 @@ class Tracing:
             if started.get(host.number) is host or not host.ready.is_set() or host.is_lost:
                 continue
             if host.number in started:
-                remark = f"host {host.number} was lost: what it had recorded last is missing"
-                remarks.append(pb.TracePart(host=host.number, remark=remark))
+                remarks.append(_missing(host))
             self._check_turn(mine)
             started[host.number] = host
             answer = await self._ask(host, _Action.START)
@@ -187,32 +185,18 @@ class Tracing:
 
     async def _ask(self, host: HostRecord, action: _Action.Action) -> pb.TracePart:
         """A host's answer; one with a remark when it does not answer. It answers late requests too, in their order."""
-        request = next(self._requests)
-        answer: asyncio.Future[pb.TracePart] = asyncio.get_running_loop().create_future()
-        self._answers[host.number, request] = answer
-        host.requests.put_nowait(pb.HostRequest(trace=pb.HostTrace(request=request, action=action)))
+        asked = pb.HostRequest(trace=pb.HostTrace(action=action))
         try:
-            return await self._cluster.unless_ended(answer, ANSWER_S)
+            report = await self._requests.ask(host, asked, ANSWER_S)
         except TimeoutError:
             remark = f"host {host.number} did not answer within {ANSWER_S:g} s: some of its records are missing"
             return pb.TracePart(host=host.number, remark=remark)
-        finally:
-            del self._answers[host.number, request]
-
-    def report(self, host: int, part: pb.TracePart) -> None:
-        """Takes in the answer of a host."""
-        answer = self._answers.get((host, part.request))
-        if answer is not None and not answer.done():
-            part.host = host
-            part.clock_ahead_ns = self._cluster.clock_ahead_ns(host)
-            answer.set_result(part)
-
-    def host_lost(self, host: int) -> None:
-        """A lost host answers nothing (ERR-2)."""
-        for (number, _), answer in self._answers.items():
-            if number == host and not answer.done():
-                remark = f"host {host} was lost: what it had recorded last is missing"
-                answer.set_result(pb.TracePart(host=host, remark=remark))
+        if report is None:
+            return _missing(host)
+        part = report.traced
+        part.host = host.number
+        part.clock_ahead_ns = self._cluster.clock_ahead_ns(host.number)
+        return part
 
     def _about(self, own: set[int] | None) -> pb.TracePart:
         """What the trace is of: the cluster's hosts, and the clients that there are now."""
@@ -227,6 +211,11 @@ class Tracing:
             },
         }
         return pb.TracePart(host=-1, about_json=json.dumps(about), now_ns=time.monotonic_ns())
+
+
+def _missing(host: HostRecord) -> pb.TracePart:
+    remark = f"host {host.number} was lost: what it had recorded last is missing"
+    return pb.TracePart(host=host.number, remark=remark)
 
 
 def _seen_by(own: set[int] | None, part: pb.TracePart) -> pb.TracePart:

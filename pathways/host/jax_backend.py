@@ -33,6 +33,7 @@ from pathways.host.tracing import HostTrace
 from pathways.host.transfers import Transfers
 from pathways.host.watchers import Watchers
 from pathways.plan.binding import Bindings
+from pathways.protocol.control_pb2 import ComputationAnalysis
 
 #: Launches in flight per CPU device. XLA takes 32; then the enqueue call blocks, for other devices too. So 32 less one.
 CPU_IN_FLIGHT = 31
@@ -155,7 +156,7 @@ class JaxBackend:
         asker = functools.partial(self.attendants.asker, client)
         self.programs.register(client, program_id, program, bindings, asker, on_compiled)
 
-    def analyze(self, program_id: int) -> dict[str, Any]:
+    def analyze(self, program_id: int) -> dict[int, ComputationAnalysis]:
         """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""
         return self.programs.analyze(program_id)
 

@@ -77,7 +77,7 @@ class Driver(Protocol):
     def stop(self) -> None:
         """Makes `run` return. Control thread."""
 
-    def analyze(self, program_id: int) -> dict[str, Any]:
+    def analyze(self, program_id: int) -> dict[int, pb.ComputationAnalysis]:
         """Memory and cost of a compiled program's computations, from XLA; by computation number."""
 
     def stats(self) -> dict[str, Any]:
@@ -226,10 +226,11 @@ class HostProcess:
     def _serve(self, requests: Iterator[pb.HostRequest], driver: Driver) -> None:
         try:
             for request in requests:
-                what = request.WhichOneof("request")
-                if what == "stop":
+                if request.WhichOneof("what") == "stop":
                     break
-                getattr(self, f"_do_{what}")(getattr(request, str(what)), driver)
+                if (answer := self._answer(request, driver)) is not None:
+                    answer.request = request.request
+                    self._report(answer)
         except grpc.RpcError as error:
             print(f"the controller is gone: {error}", file=sys.stderr, flush=True)
         except BaseException:
@@ -239,14 +240,33 @@ class HostProcess:
         self._stopping = True
         driver.stop()
 
-    def _do_attach_client(self, request: pb.AttachClient, driver: Driver) -> None:
+    def _answer(self, request: pb.HostRequest, driver: Driver) -> pb.HostReport | None:
+        match request.WhichOneof("what"):
+            case "attach_client":
+                return pb.HostReport(client_attached=self._attach_client(request.attach_client, driver))
+            case "store_program":
+                return pb.HostReport(program_stored=self._store_program(request.store_program, driver))
+            case "report_stats":
+                return pb.HostReport(stats=_stats(driver))
+            case "analyze":
+                return pb.HostReport(analysis=_analysis(driver, request.analyze.program_id))
+            case "replace_peers":
+                return pb.HostReport(peers_replaced=self._replace_peers(request.replace_peers, driver))
+            case "trace":
+                return pb.HostReport(traced=self._trace(request.trace, driver))
+            case "callback":
+                driver.callbacks.answer(request.callback)  # type: ignore[attr-defined]
+                return None
+            case what:
+                raise RuntimeError(f"the controller asks for {what!r}, which this host does not know")
+
+    def _attach_client(self, request: pb.AttachClient, driver: Driver) -> pb.Error:
         def attach() -> None:
             segment = self._segment("client", "client", request.client)
             root = request.checkpoint_root or None
             driver.attach_client(request.client, segment, request.futures, root, request.is_far)
 
-        error = _try(attach)
-        self._report(pb.HostReport(client_attached=pb.Answer(number=request.client, error=error)))
+        return _try(attach)
 
     def _segment(self, key: str, what: str, number: int) -> Any:
         """The segment of client or host `number`, which the controller sends with `number` under `key`."""
@@ -255,10 +275,7 @@ class HostProcess:
             raise RuntimeError(f"expected the segment of {what} {number}, got {message} with {len(fds)} fds")
         return self._native.Segment.attach(fds[0])
 
-    def _do_callback(self, request: pb.CallbackPart, driver: Driver) -> None:
-        driver.callbacks.answer(request)  # type: ignore[attr-defined]
-
-    def _do_replace_peers(self, request: pb.ReplacePeers, driver: Driver) -> None:
+    def _replace_peers(self, request: pb.ReplacePeers, driver: Driver) -> pb.PeersReplaced:
         """What is wrong with one successor is answered for that one alone; the others are in force."""
         errors: dict[int, pb.Error] = {}
         successors: list[Successor] = []
@@ -276,26 +293,19 @@ class HostProcess:
         if (failure := _try(replace)).type:
             errors.update((each.host, failure) for each in successors)
         refused = [pb.Answer(number=host, error=error) for host, error in errors.items() if error.type]
-        self._report(pb.HostReport(peers_replaced=pb.PeersReplaced(request=request.request, refused=refused)))
+        return pb.PeersReplaced(refused=refused)
 
-    def _do_store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
+    def _store_program(self, request: pb.StoreProgram, driver: Driver) -> pb.Answer:
         bindings = tuple(tuple(binding.devices) for binding in request.bindings)
         error = _try(
             lambda: driver.register_program(
                 request.client, request.program_id, load_program(request.program), bindings, self._compiled
             )
         )
-        self._report(pb.HostReport(program_stored=pb.Answer(number=request.program_id, error=error)))
+        return pb.Answer(number=request.program_id, error=error)
 
-    def _do_report_stats(self, request: pb.ReportStats, driver: Driver) -> None:
-        try:
-            text = json.dumps(driver.analyze(request.program_id) if request.program_id else driver.stats(), default=str)
-        except Exception as failure:
-            text = json.dumps({"error": str(failure)})
-        self._report(pb.HostReport(stats=pb.HostStatsReport(request=request.request, driver_json=text)))
-
-    def _do_trace(self, request: pb.HostTrace, driver: Driver) -> None:
-        part = pb.TracePart(request=request.request, host=self._config.host)
+    def _trace(self, request: pb.HostTrace, driver: Driver) -> pb.TracePart:
+        part = pb.TracePart(host=self._config.host)
         trace = getattr(driver, "trace", None)
         try:
             if trace is None:
@@ -309,7 +319,7 @@ class HostProcess:
         except Exception as failure:
             traceback.print_exc()
             part.remark = f"host {self._config.host} could not record: {failure}"
-        self._report(pb.HostReport(traced=part))
+        return part
 
     # -- reports, from any thread ------------------------------------------------------------------------------------
 
@@ -321,13 +331,28 @@ class HostProcess:
 
     def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:
         text = (error or "")[: 1 << 16]
-        self._report(pb.HostReport(client_offloaded=pb.ClientOffloaded(request=request, error=text, bytes=nbytes)))
+        moved = pb.ClientOffloaded(error=text, bytes=nbytes)
+        self._report(pb.HostReport(request=request, client_offloaded=moved))
 
     def _stage(self, stage: pb.StartupEvent.Stage, detail: str = "") -> None:
         self._report(pb.HostReport(stage=pb.HostStage(stage=stage, detail=detail)))
 
     def _report(self, report: pb.HostReport) -> None:
         self._reports.put(report)
+
+
+def _stats(driver: Driver) -> pb.HostStatsReport:
+    try:
+        return pb.HostStatsReport(driver_json=json.dumps(driver.stats(), default=str))
+    except Exception as failure:
+        return pb.HostStatsReport(driver_json=json.dumps({"error": str(failure)}))
+
+
+def _analysis(driver: Driver, program_id: int) -> pb.Analysis:
+    try:
+        return pb.Analysis(computations=driver.analyze(program_id))
+    except Exception as failure:
+        return pb.Analysis(error=str(failure) or type(failure).__name__)
 
 
 def _give_up(why: str) -> None:

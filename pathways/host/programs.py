@@ -26,6 +26,7 @@ from pathways.plan.host_resharding import host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 from pathways.process.collection import collection_is_rare
 from pathways.process.worker_threads import WorkerThreads
+from pathways.protocol import control_pb2 as pb
 
 #: Called with a program's number, and with the error or the memory.
 OnCompiled = Callable[[int, str | None, ProgramMemory | None], None]
@@ -119,13 +120,13 @@ class Programs:
             raise
         self._compiler.do(lambda: self._compile(program_id, registered, on_compiled), client)
 
-    def analyze(self, program_id: int) -> dict[str, Any]:
+    def analyze(self, program_id: int) -> dict[int, pb.ComputationAnalysis]:
         """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""
         registered = self.by_number.get(program_id)
         if registered is None:
             return {}
         return {
-            str(launch.computation): {"memory": dataclasses.asdict(loaded.memory), "cost": loaded.cost()}
+            launch.computation: pb.ComputationAnalysis(memory=dataclasses.asdict(loaded.memory), cost=loaded.cost())
             for launch, loaded in zip(registered.plan.launches, self._load(registered), strict=True)
         }
 

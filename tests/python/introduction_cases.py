@@ -54,20 +54,20 @@ class Host:
         await ways.ready.wait()
         self._world.cluster.host_stage(record, pb.HostStage(stage=Stage.HOST_READY))
         while (request := await record.requests.get()) is not None:
-            if request.WhichOneof("request") == "replace_peers":
+            if request.WhichOneof("what") == "replace_peers":
                 self.asked.append(request.replace_peers)
                 await ways.answers.wait()
-                self._answer(record, request.replace_peers, ways)
+                self._answer(record, request, ways)
 
-    def _answer(self, record: HostRecord, request: pb.ReplacePeers, ways: Ways) -> None:
+    def _answer(self, record: HostRecord, request: pb.HostRequest, ways: Ways) -> None:
         refused = [
             pb.Answer(number=each.host, error=pb.Error(type="ValueError", message="no, thanks"))
-            for each in request.successors
+            for each in request.replace_peers.successors
             if each.host in ways.refuses
         ]
         ways.refuses -= {each.number for each in refused}
-        replaced = pb.PeersReplaced(request=request.request, refused=refused)
-        self._world.clients.report(record, pb.HostReport(peers_replaced=replaced))
+        replaced = pb.PeersReplaced(refused=refused)
+        self._world.clients.report(record, pb.HostReport(request=request.request, peers_replaced=replaced))
 
     def known(self) -> set[int]:
         """The hosts that it knows: from its configuration, or since it was told of them."""

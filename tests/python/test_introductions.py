@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pathlib
-import types
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -313,8 +312,6 @@ def test_a_host_answers_for_each_successor() -> None:
             return {5: ValueError("no such peer")}
 
     host: Any = HostProcess.__new__(HostProcess)
-    reports: list[pb.HostReport] = []
-    host._reports = types.SimpleNamespace(put=reports.append)
     handed = iter([("segment", 4)])
 
     def segment(key: str, what: str, number: int) -> Any:
@@ -331,10 +328,8 @@ def test_a_host_answers_for_each_successor() -> None:
         pb.Successor(host=6),
     ]
     driver: Any = Driver()
-    host._do_replace_peers(pb.ReplacePeers(request=9, successors=successors), driver)
+    report = host._answer(pb.HostRequest(replace_peers=pb.ReplacePeers(successors=successors)), driver)
     assert driver.got == [(3, 2, 7, "m3@a:1"), (4, ("segment", 4), 0, ""), (5, 0, 0, "")]
-    (report,) = reports
-    assert report.peers_replaced.request == 9
     refused = {each.number: each.error.message for each in report.peers_replaced.refused}
     assert refused == {6: "RuntimeError: expected another segment", 5: "ValueError: no such peer"}
 

@@ -62,7 +62,7 @@ async def cluster() -> AsyncIterator[tuple[Tracing, Controller]]:
     """A cluster without hosts; nobody traces it in the end."""
     controller = Controller()
     topology = types.SimpleNamespace(describe=lambda: "none", devices_per_host=1, hosts=0)
-    traces = Tracing(types.SimpleNamespace(controller=controller, hosts=[], topology=topology), {})  # type: ignore[arg-type]
+    traces = Tracing(types.SimpleNamespace(controller=controller, hosts=[], topology=topology), {}, None)  # type: ignore[arg-type]
     yield traces, controller
     assert not controller.is_on
     last = Tracer(traces, *GUEST)
