@@ -7,9 +7,8 @@
   must fail, not hang. `@pytest.mark.watchdog(seconds)` changes the limit of one test. It is a thread of the
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
 * When the session is over, no process that it started may be left.
-* A test with the mark `sampled(share)` plays a share of its cases, drawn anew in each session; the seed is printed
-  (`pytest_collection_modifyitems`). With `PATHWAYS_SLOW_SHARE`, each file plays that share of its slow tests; CI sets
-  it. `make stress` plays all.
+* A session may play a part of the tests, drawn by chance: `sampling.py`. The first lines have the seed; the last ones
+  say how many were played.
 * `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; `far`, the same
   with this process as a client on another machine; or `namespaces`, the same as `far` on machines that are network
   namespaces. Where nobody can make namespaces, this is `far`.
@@ -34,9 +33,7 @@ os.environ["PATHWAYS_COMPILE_CACHE"] = "0"  # what a test compiles does not depe
 import collections  # noqa: E402
 import faulthandler  # noqa: E402
 import gc  # noqa: E402
-import math  # noqa: E402
 import pathlib  # noqa: E402
-import random  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
@@ -46,6 +43,7 @@ from typing import Any  # noqa: E402
 import hypothesis  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
+import sampling  # noqa: E402
 
 pytest.register_assert_rewrite(
     "control_clusters", "memory_ledgers", "trace_cases", "trust_cases"
@@ -65,10 +63,8 @@ _no_namespaces = ""  # why machines are not namespaces, though that was asked fo
 KIND = "PATHWAYS_KIND"
 NAMESPACES = "namespaces"
 MACHINES: pytest.StashKey[Any] = pytest.StashKey()
-#: "all", or the seed by which cases are drawn. The processes of pytest-xdist inherit it: all must draw the same.
-SAMPLE = "PATHWAYS_SAMPLE"
-#: Which share of its slow tests each file plays.
-SLOW_SHARE = "PATHWAYS_SLOW_SHARE"
+#: How many tests this process plays, and of how many.
+COUNTS: pytest.StashKey[tuple[int, int]] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,9 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _stderr_fd = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us in the background says so
         signal.signal(signal.SIGINT, signal.default_int_handler)  # and Ctrl-C is tested
-    if os.environ.get("PATHWAYS_THOROUGHNESS", "1") != "1":
-        os.environ[SAMPLE] = "all"
-    os.environ.setdefault(SAMPLE, str(random.SystemRandom().getrandbits(32)))
+    sampling.set_up()
     if os.environ.get(KIND) == NAMESPACES:
         _move_to_a_machine(config)
 
@@ -102,15 +96,23 @@ def _move_to_a_machine(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Says how to draw the same cases again, and where machines are not what was asked for."""
-    lines = [f"{SAMPLE}={os.environ[SAMPLE]} (cases of tables; `all` plays all)"]
+    """Says how to draw the same tests again, and where machines are not what was asked for."""
+    lines = [sampling.header()]
     if _no_namespaces:
         lines.append(f"{KIND}={NAMESPACES}: {_no_namespaces}, so machines are addresses of 127.0.0.0/8")
     return lines
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says where a long session's time went: seconds per file, with the set-up and tear-down of its tests."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Learns of a process of pytest-xdist how many tests the session plays: each of them collects all."""
+    if "counts" in getattr(node, "workeroutput", {}):
+        node.config.stash[COUNTS] = tuple(node.workeroutput["counts"])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says where a long session's time went: seconds per file, with the set-up and tear-down of its tests. Says how
+    many tests were left out."""
     seconds: collections.Counter[str] = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -121,6 +123,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section(f"slowest files, of {total:.0f} s in all processes")
         for name, spent in seconds.most_common(SLOWEST_FILES):
             terminalreporter.write_line(f"{spent:6.0f} s  {name}")
+    played, found = config.stash.get(COUNTS, (0, 0))
+    if played < found:
+        text = f"{played} of {found} tests played ({sampling.header()}); `make test-all` plays all"
+        terminalreporter.section("share")
+        terminalreporter.write_line(text)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -142,44 +149,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that are not drawn of each test with the mark `sampled`, and slow tests of each file."""
-    if os.environ[SAMPLE] == "all":
-        return
-    tables: dict[str, list[pytest.Item]] = collections.defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("sampled"):
-            tables[item.nodeid.partition("[")[0]].append(item)
-    left_out: set[pytest.Item] = set()
-    for name, cases in tables.items():
-        share = cases[0].get_closest_marker("sampled").args[0]
-        left_out |= set(cases) - set(drawn_cases(cases, math.ceil(share * len(cases)), _generator(name)))
-    slow: dict[str, list[pytest.Item]] = collections.defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("slow") and item not in left_out:
-            slow[item.nodeid.partition("::")[0]].append(item)
-    for name, tests in slow.items():
-        count = math.ceil(float(os.environ.get(SLOW_SHARE, "1")) * len(tests))
-        left_out |= set(tests) - set(_generator(name).sample(tests, count))
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
-
-
-def _generator(name: str) -> random.Random:
-    """One for each test or file, so which others are run does not matter."""
-    return random.Random(f"{os.environ[SAMPLE]} {name}")
-
-
-def drawn_cases(cases: list[Any], count: int, generator: random.Random) -> list[Any]:
-    """So many of the cases of one test; their parameters have as many of their values as so many cases can show."""
-    rest = {n: set(cases[n].callspec.indices.items()) for n in generator.sample(range(len(cases)), len(cases))}
-    drawn: list[Any] = []
-    seen: set[tuple[str, int]] = set()
-    while rest and len(drawn) < count:
-        best = max(rest, key=lambda n: len(rest[n] - seen))  # the first of equals, and so by chance
-        drawn.append(cases[best])
-        seen |= rest.pop(best)
-    return drawn
+    """Leave out what is not drawn: see `tests/sampling.py`."""
+    absent = sampling.left_out(items)
+    config.stash[COUNTS] = counts = (len(items) - len(absent), len(items))
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["counts"] = counts
+    if absent:
+        items[:] = [item for item in items if item not in absent]
+        config.hook.pytest_deselected(items=sorted(absent, key=lambda item: item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)

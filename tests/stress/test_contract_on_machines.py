@@ -24,7 +24,7 @@ def test_a_part_of_the_suite() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", *files],
         cwd=ROOT,
-        env={**os.environ, "PATHWAYS_KIND": "namespaces", "PATHWAYS_SLOW_SHARE": "1"},
+        env={**os.environ, "PATHWAYS_KIND": "namespaces", "PATHWAYS_SHARE": "1"},
         capture_output=True,
         text=True,
         timeout=380,

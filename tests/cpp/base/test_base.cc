@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_base {
 namespace {
 
 TEST(Status, HasANameForEachValue) {
@@ -53,4 +53,4 @@ TEST(Process, AChildHasAnotherToken) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_base

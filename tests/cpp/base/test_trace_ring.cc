@@ -7,7 +7,7 @@
 
 #include <random>
 
-namespace pathways::test {
+namespace pathways::test::test_trace_ring {
 namespace {
 
 struct Item {
@@ -57,4 +57,4 @@ TEST(TraceRing, StopKeepsWhatIsThere) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_trace_ring

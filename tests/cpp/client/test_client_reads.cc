@@ -14,7 +14,7 @@
 #include "client/client.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_client_reads {
 namespace {
 
 /// A client without a controller: the test ends its futures itself.
@@ -158,4 +158,4 @@ TEST(ReadRaces, NoRingIsLost) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_client_reads

@@ -7,7 +7,7 @@
 
 #include "client/failures.h"
 
-namespace pathways::test {
+namespace pathways::test::test_failures {
 namespace {
 
 constexpr int64_t kLater = Failures::kTogether.count() + 1;
@@ -145,4 +145,4 @@ TEST(Failures, TheEndTellsWhatIsStillThere) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_failures

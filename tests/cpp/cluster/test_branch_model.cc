@@ -18,7 +18,7 @@
 #include "executor/bench_host.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_branch_model {
 namespace {
 
 constexpr uint32_t kHosts = 4, kRuns = 20, kArguments = 4;
@@ -396,4 +396,4 @@ TEST(Model, RandomProgramsGiveWhatOneHostWould) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_branch_model

@@ -10,7 +10,7 @@
 #include "cluster/workload.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_cluster {
 namespace {
 
 const std::vector<ModelledSlice> kSlices = {{{0, 1}, 3},       {{2, 3}, 1}, {{1, 2}, 2},
@@ -230,4 +230,4 @@ TEST(Faults, SwapIsDetected) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_cluster

@@ -11,7 +11,7 @@
 #include "cluster/workload.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_cluster_stress {
 namespace {
 
 const std::vector<ModelledSlice> kSlices = {{{0, 1}, 3},       {{2, 3}, 1}, {{1, 2}, 2},
@@ -172,4 +172,4 @@ TEST(Threads, ManyWaiters) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_cluster_stress

@@ -12,7 +12,7 @@
 #include "cluster/workload.h"
 #include "fuzz.h"
 
-namespace pathways::test {
+namespace pathways::test::test_fuzz_clients {
 namespace {
 
 /// Slices for two hosts of two devices, an innocent client, and a culprit that is replaced when it was evicted.
@@ -268,4 +268,4 @@ TEST(Fuzz, ClientSegments) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_fuzz_clients

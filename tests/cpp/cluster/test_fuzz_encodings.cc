@@ -13,7 +13,7 @@
 #include "messages/shared_segments.h"
 #include "simulate/program.h"
 
-namespace pathways::test {
+namespace pathways::test::test_fuzz_encodings {
 namespace {
 
 TEST(Fuzz, Blocks) {
@@ -190,4 +190,4 @@ TEST(Fuzz, NetworkTransfer) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_fuzz_encodings

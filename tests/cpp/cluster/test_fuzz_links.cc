@@ -5,7 +5,7 @@
 #include "fuzz.h"
 #include "link/link_ends.h"
 
-namespace pathways::test {
+namespace pathways::test::test_fuzz_links {
 namespace {
 
 /// A client that leases blocks to the hosts of two machines, which talk to each other.
@@ -125,4 +125,4 @@ TEST(Fuzz, Links) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_fuzz_links

@@ -17,7 +17,7 @@
 #include "messages/peer_records.h"
 #include "simulate/program.h"
 
-namespace pathways::test {
+namespace pathways::test::test_fuzz_records {
 namespace {
 
 TEST(Fuzz, HostRecords) {
@@ -293,4 +293,4 @@ TEST(Fuzz, RecordsToClients) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_fuzz_records

@@ -11,7 +11,7 @@
 #include <optional>
 #include <random>
 
-namespace pathways::test {
+namespace pathways::test::test_kept_memory {
 namespace {
 
 const Handle kA = Handle::make(1, 1), kB = Handle::make(2, 1), kC = Handle::make(3, 1);
@@ -366,4 +366,4 @@ TEST_F(Campaign, OfClients) { play(false, 600); }
 TEST_F(Campaign, WithLostHosts) { play(true, 200); }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_kept_memory

@@ -8,7 +8,7 @@
 
 #include "cluster/kept_memory.h"
 
-namespace pathways::test {
+namespace pathways::test::test_saved_memory {
 namespace {
 
 const Handle kA = Handle::make(1, 1), kB = Handle::make(2, 1), kC = Handle::make(3, 1);
@@ -186,4 +186,4 @@ TEST_F(SavedMemory, SavesWithoutEnd) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_saved_memory

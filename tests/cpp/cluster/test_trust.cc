@@ -13,7 +13,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_trust {
 namespace {
 
 struct Trust : Cluster {
@@ -364,4 +364,4 @@ TEST_F(Board, ABellOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_trust

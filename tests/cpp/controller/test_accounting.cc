@@ -12,7 +12,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_accounting {
 namespace {
 
 constexpr GroupId kFirst = 1;  // host 0
@@ -291,4 +291,4 @@ TEST_F(Accounting, RunsAtRandom) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_accounting

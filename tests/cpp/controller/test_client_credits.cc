@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace pathways {
+namespace pathways::test::test_client_credits {
 namespace {
 
 TEST(ClientCredits, CommandsOnOneHostBoundTheClient) {
@@ -60,4 +60,4 @@ TEST(ClientCredits, RunsAndWaitingRecordsBoundItToo) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_client_credits

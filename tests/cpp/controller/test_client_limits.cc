@@ -15,7 +15,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_client_limits {
 namespace {
 
 /// One device of 1000 bytes, and two clients: `good`, which is number 0, and `second`, which is number 1.
@@ -332,4 +332,4 @@ TEST_F(Limits, DeviceTimeThatWasNoticedTogetherIsDivided) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_client_limits

@@ -10,7 +10,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_controller {
 namespace {
 
 using Records = Cluster;
@@ -485,4 +485,4 @@ TEST_F(Groups, RefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_controller

@@ -8,7 +8,7 @@
 #include "controller/played_loss.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_controller_loss {
 namespace {
 
 TEST_F(Loss, PendingFuturesFailAndReadyOnesDoNot) {
@@ -412,4 +412,4 @@ TEST_F(SequentialLoss, WhatWaitsForItsTurnLeavesBeforeTheLoss) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_controller_loss

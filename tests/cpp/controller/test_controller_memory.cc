@@ -10,7 +10,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_controller_memory {
 namespace {
 
 /// One place of 100 bytes.
@@ -243,4 +243,4 @@ TEST_F(Held, AHandleThatIsNamedAgainEndsItsClient) {  // MEM-7: a host of the fi
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_controller_memory

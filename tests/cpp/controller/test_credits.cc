@@ -12,7 +12,7 @@
 #include "simulate/simulation.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_credits {
 namespace {
 
 constexpr uint64_t kRing = 1u << 14;  // of a client
@@ -293,4 +293,4 @@ TEST(FlowOfHosts, ALongStreamGoesThrough) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_credits

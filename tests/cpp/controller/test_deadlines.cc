@@ -14,7 +14,7 @@
 #include "controller/controller.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_deadlines {
 namespace {
 
 constexpr int64_t kSoon = 20'000'000, kFar = 60'000'000'000;
@@ -240,4 +240,4 @@ TEST_F(Deadlines, MemoryFollowsWhatIsUnderWay) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_deadlines

@@ -7,7 +7,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_delivery {
 namespace {
 
 /// A client whose ring takes two errors at a time.
@@ -56,4 +56,4 @@ TEST_F(Told, ErrorsThatDoNotFitComeAsRoomIsMade) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_delivery

@@ -18,7 +18,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_device_shares {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
@@ -323,4 +323,4 @@ TEST_F(Shares, ASuspendedClientHasNoTurn) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_device_shares

@@ -9,7 +9,7 @@
 
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_device_times {
 namespace {
 
 class Divided : public ::testing::Test {
@@ -126,4 +126,4 @@ TEST_F(Divided, WhatEndsAfterItsPlanWasForgottenTeachesNothing) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_device_times

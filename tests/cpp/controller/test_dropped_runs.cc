@@ -12,7 +12,7 @@
 #include "simulate/simulation.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_dropped_runs {
 namespace {
 
 constexpr int64_t kSoon = 20'000'000;
@@ -294,4 +294,4 @@ TEST_F(HeldDropped, NothingStaysBehindWhenAllIsDropped) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_dropped_runs

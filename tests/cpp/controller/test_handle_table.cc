@@ -6,7 +6,7 @@
 
 #include "controller/handle_table.h"
 
-namespace pathways {
+namespace pathways::test::test_handle_table {
 namespace {
 
 TEST(HandleTable, FindsOnlyTheGenerationThatLives) {
@@ -45,4 +45,4 @@ TEST(HandleTable, NamesEachLiveHandleOnce) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_handle_table

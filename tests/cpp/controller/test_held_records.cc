@@ -14,7 +14,7 @@
 
 #include "messages/records.h"
 
-namespace pathways {
+namespace pathways::test::test_held_records {
 namespace {
 
 std::vector<std::byte> run_of(uint64_t tag, std::vector<uint64_t> arguments, std::vector<uint64_t> results) {
@@ -176,4 +176,4 @@ TEST(Steps, PassUnlessOtherStepsAreInLine) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_held_records

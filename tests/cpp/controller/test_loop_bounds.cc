@@ -8,7 +8,7 @@
 
 #include "controller/played_loops.h"
 
-namespace pathways::test {
+namespace pathways::test::test_loop_bounds {
 namespace {
 
 struct LoopBounds : Loops {};
@@ -147,4 +147,4 @@ TEST_F(LoopBounds, OneWhoseRunsAllHaveTheirPlacesIsCancelledToo) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_loop_bounds

@@ -14,7 +14,7 @@
 
 #include "controller/played_loops.h"
 
-namespace pathways::test {
+namespace pathways::test::test_loops {
 namespace {
 
 TEST_F(Loops, RunsComeOneAfterTheOtherAndOthersComeBetween) {
@@ -413,4 +413,4 @@ TEST_F(Loops, RandomOnesGiveTheRightValuesAndLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_loops

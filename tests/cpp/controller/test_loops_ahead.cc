@@ -9,7 +9,7 @@
 
 #include "controller/played_loops.h"
 
-namespace pathways::test {
+namespace pathways::test::test_loops_ahead {
 namespace {
 
 struct AheadLoops : Loops {
@@ -195,4 +195,4 @@ TEST_F(AheadLoops, AreOneRunAndDecided) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_loops_ahead

@@ -13,7 +13,7 @@
 #include "controller/played_loss.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_lost_buffers {
 namespace {
 
 struct LostBuffers : Loss {
@@ -362,4 +362,4 @@ TEST_F(LostBuffers, RandomOrders) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_lost_buffers

@@ -9,7 +9,7 @@
 
 #include "controller/played.h"
 
-namespace pathways::test {
+namespace pathways::test::test_order_trace {
 namespace {
 
 struct Ordered : Cluster {
@@ -183,4 +183,4 @@ TEST_F(Ordered, WhatIsKeptOut) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_order_trace

@@ -14,7 +14,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_ready_clients {
 namespace {
 
 /// A client with a bell of its own.
@@ -157,4 +157,4 @@ TEST_F(Ready, RingsAtAnyMoment) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_ready_clients

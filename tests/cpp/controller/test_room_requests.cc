@@ -5,7 +5,7 @@
 #include "controller/played.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_room_requests {
 namespace {
 
 /// One memory space of 100 bytes, and two clients: 0 (`good`) and 1 (`other`).
@@ -122,4 +122,4 @@ TEST_F(RoomRequests, ADroppedRecordAsksNoMore) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_room_requests

@@ -9,7 +9,7 @@
 
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_run_parts {
 namespace {
 
 constexpr GroupId kRunGroup = 1;
@@ -156,4 +156,4 @@ TEST(RunParts, WhatIsNotKnownIsWhole) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_run_parts

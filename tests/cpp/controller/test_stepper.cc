@@ -11,7 +11,7 @@
 #include "simulate/simulation.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_stepper {
 namespace {
 
 using Hosts = std::vector<uint32_t>;
@@ -133,4 +133,4 @@ TEST_F(Controlled, APlanNamesHostsThatAreThere) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_stepper

@@ -10,7 +10,7 @@
 #include "client/client.h"
 #include "controller/controller.h"
 
-namespace pathways::test {
+namespace pathways::test::test_suspend {
 namespace {
 
 struct Suspend : ::testing::Test {
@@ -127,4 +127,4 @@ TEST_F(Suspend, ClientsDoNotParkThemselves) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_suspend

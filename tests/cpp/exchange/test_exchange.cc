@@ -19,7 +19,7 @@
 #include "simulate/exchange_count.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_exchange {
 namespace {
 
 using test::along;
@@ -204,4 +204,4 @@ TEST(Exchange, ShardsOfHosts) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_exchange

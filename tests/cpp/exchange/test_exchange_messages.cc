@@ -16,7 +16,7 @@
 #include "exchange/host_exchange.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_exchange_messages {
 namespace {
 
 using Random = std::mt19937_64;
@@ -163,4 +163,4 @@ TEST(ExchangeMessages, AnyReport) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_exchange_messages

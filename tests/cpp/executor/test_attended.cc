@@ -6,7 +6,7 @@
 //   OWN-1   Attended.TheClientThatGoesTakesNothingAlong
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_attended {
 namespace {
 
 struct Attended : Bench {
@@ -108,4 +108,4 @@ TEST_F(Attended, AnEndThatNobodyWaitsForIsDropped) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_attended

@@ -5,7 +5,7 @@
 //   MEM-4   a test that ends with `expect_empty` or `drop` has dropped each reference exactly once
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_clients_gone {
 namespace {
 
 using Clients = Bench;
@@ -103,4 +103,4 @@ TEST_F(Clients, ClearWithWorkInFlight) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_clients_gone

@@ -14,7 +14,7 @@
 
 #include "executor/bench_pair.h"
 
-namespace pathways::test {
+namespace pathways::test::test_decisions {
 namespace {
 
 using Node = PlanBuilder::Node;
@@ -443,4 +443,4 @@ TEST_F(Owes, NoGangBeforeIt) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_decisions

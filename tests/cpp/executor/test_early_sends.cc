@@ -11,7 +11,7 @@
 #include "executor/early_sends.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_early_sends {
 namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3);
@@ -247,4 +247,4 @@ TEST_F(FarPair, AnyOrder) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_early_sends

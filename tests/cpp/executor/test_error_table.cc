@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace pathways {
+namespace pathways::test::test_error_table {
 namespace {
 
 TEST(ErrorTable, NumbersTextsFromOne) {
@@ -46,4 +46,4 @@ TEST(ErrorTable, ALaunchThatFailedIsKnownByItsAge) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_error_table

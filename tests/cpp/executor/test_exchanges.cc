@@ -19,7 +19,7 @@
 #include "exchange/exchange_model.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_exchanges {
 namespace {
 
 using test::along;
@@ -344,4 +344,4 @@ TEST(Exchanges, Cancelled) { play_many(600, 1); }
 TEST(Exchanges, LostHosts) { play_many(1500, 2); }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_exchanges

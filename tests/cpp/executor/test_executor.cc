@@ -10,7 +10,7 @@
 //   FUT-3         Objects.IndexReusedBeforeDefined, Objects.StaleHandles
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_executor {
 namespace {
 
 using Chain = Bench;
@@ -325,4 +325,4 @@ TEST_F(Unsound, RunsFailAlone) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_executor

@@ -6,7 +6,7 @@
 //   MEM-4   a test that ends with `expect_empty` has dropped each reference exactly once
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_gangs {
 namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -157,4 +157,4 @@ TEST_F(Gangs, OfSeveralDevicesWaitForSources) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_gangs

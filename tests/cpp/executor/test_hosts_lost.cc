@@ -9,7 +9,7 @@
 #include "executor/bench_host.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_hosts_lost {
 namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -258,4 +258,4 @@ TEST_F(Trio, AtAnyMoment) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_hosts_lost

@@ -11,7 +11,7 @@
 
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_launch_queues {
 namespace {
 
 /// A run of a plan whose calls take nothing and make one value each.
@@ -136,4 +136,4 @@ TEST(LaunchQueues, LaunchesInFlightHaveABound) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_launch_queues

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace pathways {
+namespace pathways::test::test_ledger {
 namespace {
 
 Value at(uintptr_t n) { return reinterpret_cast<Value>(n * 16); }
@@ -148,4 +148,4 @@ TEST(Ledger, FollowsAModel) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_ledger

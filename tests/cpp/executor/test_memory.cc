@@ -14,7 +14,7 @@
 
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_memory {
 namespace {
 
 constexpr uint64_t kBudget = 100;
@@ -400,4 +400,4 @@ TEST_F(Puts, GoOnWhenNothingIsUnderWay) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_memory

@@ -6,7 +6,7 @@
 //   (life)  Forget.*: a plan goes after the last run that named it
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_moves {
 namespace {
 
 struct Moves : Bench {
@@ -186,4 +186,4 @@ TEST_F(Forget, AfterTheLastRun) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_moves

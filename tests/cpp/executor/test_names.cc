@@ -8,7 +8,7 @@
 //   Names.RenamedBeforeItIsThere              who waits for it goes on
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_names {
 namespace {
 
 struct Names : Bench {
@@ -94,4 +94,4 @@ TEST_F(Names, RenamedBeforeItIsThere) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_names

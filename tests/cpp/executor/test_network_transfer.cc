@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_network_transfer {
 namespace {
 
 /// Rows of 12 bytes of a source of `rows` rows of 20 into a block of rows of 16, and `tail` bytes into another.
@@ -181,4 +181,4 @@ TEST(NetworkTransfer, RefusesWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_network_transfer

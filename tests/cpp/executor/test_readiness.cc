@@ -12,7 +12,7 @@
 
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_readiness {
 namespace {
 
 struct Looks : Bench {
@@ -328,4 +328,4 @@ TEST(Throttle, KeepsToTheBound) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_readiness

@@ -13,7 +13,7 @@
 
 #include "executor/stub_backend.h"
 
-namespace pathways {
+namespace pathways::test::test_readiness_tracker {
 namespace {
 
 using Kind = PendingValue::Kind;
@@ -169,4 +169,4 @@ TEST_F(Tracked, FindsTheLaunchOfAnAgeOrNode) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_readiness_tracker

@@ -5,7 +5,7 @@
 //   Reads.OldValuesDoNotWaitForYoungOnes: a fetch is answered as soon as its own value is ready.
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_reads {
 namespace {
 
 using Reads = Bench;
@@ -91,4 +91,4 @@ TEST_F(Reads, OldValuesDoNotWaitForYoungOnes) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_reads

@@ -19,7 +19,7 @@
 #include "executor/row_copies.h"
 #include "executor/stub_backend.h"
 
-namespace pathways {
+namespace pathways::test::test_row_exchanges {
 namespace {
 
 constexpr uint32_t kCapacity = 3;
@@ -330,4 +330,4 @@ TEST(RowExchanges, LostPeer) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_row_exchanges

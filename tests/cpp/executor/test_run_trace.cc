@@ -7,7 +7,7 @@
 
 #include "executor/bench_pair.h"
 
-namespace pathways::test {
+namespace pathways::test::test_run_trace {
 namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -216,4 +216,4 @@ TEST_F(TracedPair, BothEndsOfATransfer) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_run_trace

@@ -6,7 +6,7 @@
 //   MEM-4   every test ends with nothing left
 #include "executor/bench_pair.h"
 
-namespace pathways::test {
+namespace pathways::test::test_stepwise {
 namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -170,4 +170,4 @@ TEST_F(StepwisePair, SourceFirst) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_stepwise

@@ -10,7 +10,7 @@
 
 #include "executor/bench_host.h"
 
-namespace pathways::test {
+namespace pathways::test::test_tasks {
 namespace {
 
 struct Tasks : Bench {
@@ -245,4 +245,4 @@ TEST_F(Tasks, HandlesOutOfRangeAreRefused) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_tasks

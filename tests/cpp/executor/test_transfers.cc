@@ -13,7 +13,7 @@
 #include "executor/stub_backend.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_transfers {
 namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -368,4 +368,4 @@ TEST(SendsFirst, RecordsAreReadBetweenLongLaunches) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_transfers

@@ -10,7 +10,7 @@
 
 #include "futures/future_view.h"
 
-namespace pathways {
+namespace pathways::test::test_future_layout {
 namespace {
 
 TEST(FutureLayoutTest, AWordKeepsItsParts) {
@@ -71,4 +71,4 @@ TEST(FutureLayoutTest, AnIndexOutOfRangeIsTheLastSlot) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_future_layout

@@ -13,7 +13,7 @@
 #include "futures/future_table.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_future_processes {
 namespace {
 
 using namespace std::chrono_literals;
@@ -184,4 +184,4 @@ TEST_F(FutureProcesses, SweepFindsWhatAKilledCompleterLeft) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_future_processes

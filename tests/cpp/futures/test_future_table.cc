@@ -15,7 +15,7 @@
 
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_future_table {
 namespace {
 
 using namespace std::chrono_literals;
@@ -317,4 +317,4 @@ TEST_F(FutureTableTest, ManyThreadsWait) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_future_table

@@ -13,7 +13,7 @@
 #include "futures/future_table.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_future_waiters {
 namespace {
 
 /// Remembers how often it ran, and with what.
@@ -181,4 +181,4 @@ TEST_F(FutureWaiters, Stress) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_future_waiters

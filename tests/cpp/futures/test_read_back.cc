@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_read_back {
 namespace {
 
 using namespace test;
@@ -160,4 +160,4 @@ TEST_F(ReadBack, StressedByLateHosts) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_read_back

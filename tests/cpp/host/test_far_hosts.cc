@@ -19,7 +19,7 @@
 #include "simulate/program.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_far_hosts {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -409,4 +409,4 @@ TEST(Far, RefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_far_hosts

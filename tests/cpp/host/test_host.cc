@@ -22,7 +22,7 @@
 #include "simulate/simulation.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_host {
 namespace {
 
 /// Receives want `width` pieces from each source; sends write down what they were told.
@@ -409,4 +409,4 @@ TEST(Peers, NonsenseClosesTheChannel) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_host

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace pathways::test {
+namespace pathways::test::test_pulse {
 namespace {
 
 TEST(Pulse, BeatsUntilItIsGone) {
@@ -25,4 +25,4 @@ TEST(Pulse, BeatsUntilItIsGone) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_pulse

@@ -14,7 +14,7 @@
 #include "link/far_client.h"
 #include "link/link_ends.h"
 
-namespace pathways::test {
+namespace pathways::test::test_client_link {
 namespace {
 
 constexpr uint32_t kClient = 3, kGroup = 7;
@@ -426,4 +426,4 @@ TEST(ClientLink, Mutations) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_client_link

@@ -9,7 +9,7 @@
 
 #include "link/link_ends.h"
 
-namespace pathways::test {
+namespace pathways::test::test_link {
 namespace {
 
 Bytes plain(uint64_t tag) { return joined(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, tag, 1, 1, 0}); }
@@ -342,4 +342,4 @@ TEST(Link, OnlyHomeAsks) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_link

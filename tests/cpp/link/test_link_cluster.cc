@@ -17,7 +17,7 @@
 #include "simulate/program.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_link_cluster {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -286,4 +286,4 @@ TEST_F(LinkedCluster, LostMachines) { lost_machines(); }
 TEST_F(FarClientCluster, LostMachines) { lost_machines(); }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_link_cluster

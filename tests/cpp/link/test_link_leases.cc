@@ -8,7 +8,7 @@
 
 #include "link/link_ends.h"
 
-namespace pathways::test {
+namespace pathways::test::test_link_leases {
 namespace {
 
 /// A client's blocks that are leased to hosts 0 and 1 of one machine, and to host 2 of another.
@@ -351,4 +351,4 @@ TEST(LinkLeases, ClientsThatAreGone) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_link_leases

@@ -4,7 +4,7 @@
 //   LINK-2   Nonsense.WhatIsForNobodyIsDropped, Nonsense.HomeWritesOnlyWhatItLent
 #include "link/link_ends.h"
 
-namespace pathways::test {
+namespace pathways::test::test_link_nonsense {
 namespace {
 
 TEST(Nonsense, IsRefusedByName) {
@@ -191,4 +191,4 @@ TEST(Nonsense, ACorruptRing) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_link_nonsense

@@ -9,7 +9,7 @@
 #include "link/link_ends.h"
 #include "link/link_pool.h"
 
-namespace pathways::test {
+namespace pathways::test::test_link_pool {
 namespace {
 
 Bytes numbered(uint64_t number) { return joined(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, number, 1, 1, 0}); }
@@ -300,4 +300,4 @@ TEST(LinkPool, NothingIsMissed) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_link_pool

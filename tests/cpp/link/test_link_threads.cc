@@ -10,7 +10,7 @@
 
 #include "link/link_ends.h"
 
-namespace pathways::test {
+namespace pathways::test::test_link_threads {
 namespace {
 
 /// The bytes from one end to the other.
@@ -177,4 +177,4 @@ TEST(LinkThreads, EchoesAndLeases) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_link_threads

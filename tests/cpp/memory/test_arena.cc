@@ -18,7 +18,7 @@
 
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_arena {
 namespace {
 
 constexpr std::size_t kBytes = 1 << 20;
@@ -387,4 +387,4 @@ TEST(ArenaTrim, GoesOnWhileOthersAllocate) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_arena

@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_copier {
 namespace {
 
 using namespace std::chrono_literals;
@@ -162,4 +162,4 @@ TEST(Copier, RandomJobs) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_copier

@@ -13,7 +13,7 @@
 #include "memory/copier.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_copy_plan {
 namespace {
 
 TEST(CopyPlan, RefusesWhatIsOutOfBounds) {
@@ -98,4 +98,4 @@ TEST(CopyPlan, AnyRectangle) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_copy_plan

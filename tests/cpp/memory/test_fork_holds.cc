@@ -13,7 +13,7 @@
 #include "memory/segment.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_fork_holds {
 namespace {
 
 using namespace std::chrono_literals;
@@ -132,4 +132,4 @@ TEST_F(ForkHoldsTest, KeepsWhatIsHeldHere) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_fork_holds

@@ -20,7 +20,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_segment {
 namespace {
 
 /// Descriptors and mappings of this process whose name has `tag`.
@@ -206,4 +206,4 @@ TEST(Segment, RefusesDescriptorsThatAreNoSegments) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_segment

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-namespace pathways {
+namespace pathways::test::test_touched_pages {
 namespace {
 
 constexpr uint64_t kRegion = TouchedPages::kRegion;
@@ -110,4 +110,4 @@ TEST_F(TouchedPagesTest, AgainstASetOfPages) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_touched_pages

@@ -12,7 +12,7 @@
 #include "memory/segment.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_outbox {
 namespace {
 
 struct Box : ::testing::Test {
@@ -131,4 +131,4 @@ TEST_F(Box, SaysHowManyAreVisible) {
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_outbox

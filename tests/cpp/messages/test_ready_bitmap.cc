@@ -11,7 +11,7 @@
 #include "messages/ready_bitmap.h"
 #include "support.h"
 
-namespace pathways::test {
+namespace pathways::test::test_ready_bitmap {
 namespace {
 
 TEST(Board, CollectsOnce) {
@@ -59,4 +59,4 @@ TEST(Board, MissesNothing) {  // READY-1
 }
 
 }  // namespace
-}  // namespace pathways::test
+}  // namespace pathways::test::test_ready_bitmap

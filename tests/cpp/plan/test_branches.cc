@@ -14,7 +14,7 @@
 #include "plan/plan.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_branches {
 namespace {
 
 using Block = std::vector<std::byte>;
@@ -253,4 +253,4 @@ TEST(Fuzz, WhatIsAcceptedIsSafe) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_branches

@@ -17,7 +17,7 @@
 #include "simulate/program.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_plan {
 namespace {
 
 using Block = std::vector<std::byte>;
@@ -444,4 +444,4 @@ TEST(Size, IsConstant) {  // COST-2
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_plan

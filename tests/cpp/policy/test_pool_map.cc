@@ -10,7 +10,7 @@
 
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_pool_map {
 namespace {
 
 TEST(PoolMap, DisjointSlicesHavePoolsOfTheirOwn) {
@@ -72,4 +72,4 @@ TEST(PoolMap, AnyFootprints) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_pool_map

@@ -13,7 +13,7 @@
 
 #include "policy/share_policy.h"
 
-namespace pathways {
+namespace pathways::test::test_share_changes {
 namespace {
 
 constexpr int64_t kMs = 1'000'000, kSecond = 1'000'000'000;
@@ -133,4 +133,4 @@ TEST(ShareChanges, PrioritiesThatNobodyHasAreForgotten) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_share_changes

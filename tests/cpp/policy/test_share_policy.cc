@@ -23,7 +23,7 @@
 #include "policy/policy_model.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_share_policy {
 namespace {
 
 using namespace policy_model;
@@ -342,4 +342,4 @@ TEST(Share, AnyClientsOnAnyPools) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_share_policy

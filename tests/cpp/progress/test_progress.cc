@@ -21,7 +21,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_progress {
 namespace {
 
 using Edge = ProgressGraph::Edge;
@@ -311,4 +311,4 @@ TEST(Progress, SizeIsThatOfOpenWork) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_progress

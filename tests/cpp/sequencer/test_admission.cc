@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 
-namespace pathways {
+namespace pathways::test::test_admission {
 namespace {
 
 #if defined(PATHWAYS_SANITIZED)
@@ -346,4 +346,4 @@ TEST(Admission, NobodyWaitsForOneThatWaits) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_admission

@@ -14,7 +14,7 @@
 #include "sequencer/admission.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_client_memory {
 namespace {
 
 TEST(ClientMemory, SumsByClient) {
@@ -172,4 +172,4 @@ TEST_F(Quota, AnyOrder) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_client_memory

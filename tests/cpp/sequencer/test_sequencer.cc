@@ -17,7 +17,7 @@
 
 #include "base/status.h"
 
-namespace pathways {
+namespace pathways::test::test_sequencer {
 namespace {
 
 #if defined(PATHWAYS_SANITIZED)
@@ -297,4 +297,4 @@ TEST(Sequencer, RefusesGroups) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_sequencer

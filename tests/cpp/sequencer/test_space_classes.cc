@@ -19,7 +19,7 @@
 #include "sequencer/admission.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_space_classes {
 namespace {
 
 std::vector<SpaceId> range(SpaceId begin, SpaceId end) {
@@ -476,4 +476,4 @@ TEST_F(Classes, AnyOrder) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_space_classes

@@ -18,7 +18,7 @@
 #include "simulate/simulation.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_scale {
 namespace {
 
 TEST(Sizes, DoNotGrow) {
@@ -138,4 +138,4 @@ TEST(Options, Refused) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_scale

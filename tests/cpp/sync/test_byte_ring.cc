@@ -18,7 +18,7 @@
 #include "base/status.h"
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_byte_ring {
 namespace {
 
 constexpr std::uint32_t kCapacity = 4096;
@@ -441,4 +441,4 @@ TEST_F(ByteRingTest, EveryCorruptByteIsContained) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_byte_ring

@@ -19,7 +19,7 @@
 #include "support.h"
 #include "sync/bell_set.h"
 
-namespace pathways {
+namespace pathways::test::test_doorbell {
 namespace {
 
 using namespace std::chrono_literals;
@@ -218,4 +218,4 @@ TEST(Bells, NothingIsLostByTheKernel) { nothing_is_lost(true); }
 TEST(Bells, NothingIsLostByRelays) { nothing_is_lost(false); }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_doorbell

@@ -10,7 +10,7 @@
 
 #include "support.h"
 
-namespace pathways {
+namespace pathways::test::test_futex_lock {
 namespace {
 
 TEST(FutexLock, ThreadStress) {
@@ -32,4 +32,4 @@ TEST(FutexLock, ThreadStress) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_futex_lock

@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-namespace pathways {
+namespace pathways::test::test_ring_block {
 namespace {
 
 constexpr std::uint32_t kCapacity = 4096;
@@ -93,4 +93,4 @@ TEST_F(RingBlockTest, RefusesASkipWithoutARecord) {
 }
 
 }  // namespace
-}  // namespace pathways
+}  // namespace pathways::test::test_ring_block
