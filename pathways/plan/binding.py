@@ -75,7 +75,11 @@ class BoundProgram:
 
     def hosts_of_mesh(self, mesh: int) -> tuple[int, ...]:
         """Hosts with devices in a mesh, ascending."""
-        return hosts_of(self.bindings[mesh], self.devices_per_host)
+        return self._hosts_of_meshes[mesh]
+
+    @functools.cached_property
+    def _hosts_of_meshes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple([hosts_of(devices, self.devices_per_host) for devices in self.bindings])
 
     def hosts_of_value(self, value: int) -> tuple[int, ...]:
         """Hosts that hold shards of a value."""

@@ -183,7 +183,8 @@ class Walk:
         if node.predicate < 0:
             made += sum(map(size, self._arriving.get(number, ())))
         given = self._given(number)
-        dying = ({v for v in node.inputs if self._last_use[v] == number} | given) & self._mortal - absent
+        dying = ({v for v in node.inputs if self._last_use[v] == number} | given) & self._mortal
+        dying -= absent
         taken = 0
         if node.kind is NodeKind.CALL:
             taken = -self._taken(number)

@@ -89,11 +89,10 @@ class Profile:
         self._shares: dict[ArrayType, int] = {}
         program = bound.program
         self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
-        self._receive_bytes_of = {  # values received in this host's memory for transfers: the bytes they take there
-            value: self._receive_bytes(value)
-            for node in program.nodes
-            for value in self._received_of(node)
-            if host in self._hosts(value)
+        #: Values that lie in the memory for transfers of their hosts, this host or others.
+        self._received = {value for node in program.nodes for value in self._received_of(node)}
+        self._receive_bytes_of = {  # those of them on this host: the bytes they take there
+            value: self._receive_bytes(value) for value in self._received if host in self._hosts(value)
         }
         self._same = {  # outputs of transfers that move no bytes
             node.outputs[0]
@@ -259,7 +258,7 @@ class Profile:
         out = []
         for position, value in enumerate(program.results):
             mesh = program.values[value].mesh
-            received = {self._receives_on_host and self._is_received(v) for v in owners.get(value, (value,))}
+            received = {self._receives_on_host and v in self._received for v in owners.get(value, (value,))}
             if program.values[value].memory is Memory.HOST:
                 received = {True}
             sizes = [self._widest_receive(value) if on_host else self.device_bytes(value) for on_host in received]
@@ -303,10 +302,6 @@ class Profile:
         resharding = reshard_plan(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
         return self._receives_on_host and not resharding.is_direct(host)
 
-    def _is_received(self, value: int) -> bool:
-        """Whether a value lies in the memory for transfers of its hosts, this host or others."""
-        return any(value in self._received_of(node) for node in self._bound.program.nodes if value in node.outputs)
-
     def _received_of(self, node: Node) -> tuple[int, ...]:
         """The outputs of a node that are received in the memory for transfers of their hosts."""
         if node.kind in EXCHANGES:
@@ -317,8 +312,8 @@ class Profile:
 
     def _offloaded_bytes(self, value: int) -> int:
         """What a value takes in the memory of this host if it is offloaded."""
-        is_here = self._host in self._hosts(value) and self._bound.program.values[value].memory is Memory.HOST
-        return self._receive_bytes(value) if is_here else 0
+        is_offloaded = self._bound.program.values[value].memory is Memory.HOST
+        return self._receive_bytes(value) if is_offloaded and self._host in self._hosts(value) else 0
 
     def _numbers_bytes(self, node: Node) -> int:
         """What a permute takes on this host for the numbers of rows, which nobody reads."""

@@ -2,12 +2,13 @@
 
 Map: MEM-1 sizes (`test_sizes`, `test_what_lands`); MEM-2 peaks (`test_a_chain`, `test_donation`, `test_any_program`,
 `test_a_traced_pipeline`, `test_a_pipeline_within_one_host`), results (`test_results`); MEM-3 names
-(`test_the_biggest_buffers_are_named`). No devices.
+(`test_the_biggest_buffers_are_named`); COST-2 work (`test_the_work_is_linear_in_the_nodes`). No devices.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -268,6 +269,24 @@ def test_a_chain(length: int) -> None:
     assert [(need.peak, need.eager) for need in memory(bound, 0).devices] == [(beside, 0)] * 2
     last = {length - 1: 100}
     assert {need.peak for need in assert_alike(bound, last)[0].devices} == {beside + 100}
+
+
+def test_the_work_is_linear_in_the_nodes() -> None:
+    """COST-2: sixteen times as many calls and results take about sixteen times as long, and not 256 times."""
+
+    def seconds(length: int) -> float:
+        # Each call reads what the one before has made: a value that is a result, and ten that die.
+        made = [list(range(11 * n + 1, 11 * n + 12)) for n in range(length)]
+        nodes = [(made[n - 1] if n else [0], made[n], []) for n in range(length)]
+        values, results = [array(0)] * (11 * length + 1), [each[0] for each in made]
+        bound = BoundProgram(program([2], values, nodes, [0], results), ((0, 1),), 2)
+        plan = host_plan(bound, 0)
+        began = time.thread_time()
+        Profile(bound, 0, True).memory(plan, [0] * len(plan.launches))
+        return time.thread_time() - began
+
+    few, many = (min(seconds(length) for _ in range(2)) for length in (200, 3200))
+    assert many < 32 * few
 
 
 def test_donation() -> None:
