@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pathways import errors
 from pathways.api import schedule_drawing
 from pathways.api.schedule_data import Arrow, PlotData, Row, Span
-from pathways.cluster.trace_reading import divide_again, programs_of, read_runs
+from pathways.cluster import trace_file
+from pathways.cluster.trace_timeline import Computation, Timeline
 from pathways.compiler.ir import Label, LogicalProgram, Node, NodeKind, Phase
 from pathways.compiler.lengths import Lengths
 from pathways.compiler.schedule import model
@@ -151,31 +152,38 @@ def from_trace(bound: BoundProgram, measured: str | os.PathLike[str] | HasPath) 
     path: Any = measured if isinstance(measured, str | os.PathLike) else getattr(measured, "path", None)
     if path is None:
         raise errors.OptionError(f"measured: expected a file of pw.trace, or a pw.trace, got {measured!r:.100}")
-    runs = read_runs(path)
+    timeline = trace_file.read(path)
     nodes = {node.name: node for node in program.nodes if node.kind is NodeKind.CALL}
     makers = _makers(program)
-    mine = [run for run in runs if run.program == program.name]
+    mine: dict[int, list[Computation]] = collections.defaultdict(list)  # by the run's place in the order
+    for call in timeline.computations:
+        if call.program == program.name:
+            mine[call.order].append(call)
     always = {name for name, node in nodes.items() if node.predicate < 0}  # the others are in branches
-    whole = [run for run in mine if run.is_whole and always <= {call.name for call in run.calls} <= nodes.keys()]
+    whole = [
+        calls
+        for _, calls in sorted(mine.items())
+        if all(call.is_over and not call.has_failed for call in calls)
+        and always <= {call.name for call in calls} <= nodes.keys()
+    ]
     if not whole:
-        what = f"no run of program {program.name!r}; it has {programs_of(runs)}"
+        what = f"no run of program {program.name!r}; it has {_programs_of(timeline)}"
         if mine:
             what = (
                 f"no whole run of program {program.name!r} for these arguments and this schedule, only {len(mine)} "
                 "others; wait for the results within the trace, and give the arguments of that call"
             )
         raise errors.TraceFileError(f"the trace {os.fspath(path)} has {what}")
-    kinds = {name: program.computations[node.computation].fingerprint for name, node in nodes.items()}
-    usual = divide_again(whole, kinds)
-    run = whole[-1]
-    first = min(call.start_ns for call in run.calls)
+    calls = whole[-1]
+    first = min(call.start_ns for call in calls)
     by_device: dict[int, list[Span]] = collections.defaultdict(list)
     durations: dict[tuple[str, int], float] = {}  # by call and device, in seconds
     ends: dict[tuple[str, int], float] = {}
-    for call in run.calls:
+    for call in calls:
         start, end = ((at - first) / 1e9 for at in (call.start_ns, call.end_ns))
-        by_device[call.device].append(_span(nodes[call.name], start, end))
-        durations[call.name, call.device], ends[call.name, call.device] = end - start, end
+        for device in call.devices:
+            by_device[device].append(_span(nodes[call.name], start, end))
+            durations[call.name, device], ends[call.name, device] = end - start, end
     # The devices of one host that lie in the same slices do the same at the same times.
     each = bound.devices_per_host
     groups: dict[tuple[Any, int], list[int]] = {}
@@ -200,29 +208,31 @@ def from_trace(bound: BoundProgram, measured: str | os.PathLike[str] | HasPath) 
             max((transfer.start_ns - first) / 1e9, min(made.get((transfer.name, source), 0.0), end)),
             end,
         )
-        for transfer in run.transfers
+        for transfer in timeline.transfers
+        if transfer.order == calls[0].order
         for end in [(transfer.end_ns - first) / 1e9]
-        for source in transfer.from_devices
-        for target in transfer.to_devices
+        for source in transfer.devices
+        for target in transfer.peer_devices
         if source in place and target in place and place[source] != place[target]
     }
     numbers = {node.name: n for n, node in enumerate(program.nodes)}
     lengths = _lengths(
         program,
         {
-            (numbers[call.name], call.device): usual[kinds[call.name]] / 1e9
-            if call.is_estimated and kinds[call.name] in usual
-            else durations[call.name, call.device]
-            for call in run.calls
+            (numbers[call.name], device): call.usual_ns / 1e9
+            if call.is_estimated and call.usual_ns
+            else durations[call.name, device]
+            for call in calls
+            for device in call.devices
         },
     )
     longest: dict[int, float] = {}
     for (name, _), length in durations.items():
         longest[numbers[name]] = max(length, longest.get(numbers[name], 0.0))
-    guessed = sum(call.is_estimated for call in run.calls)
+    guessed = sum(len(call.devices) for call in calls if call.is_estimated)
     source = f"measured, run {len(whole)} of {len(whole)} in {os.path.basename(os.fspath(path))}"
     if guessed:
-        source += f"; {guessed} of {len(run.calls)} ends are estimated"
+        source += f"; {guessed} of {len(durations)} ends are estimated"
     return SchedulePlot(
         program.name,
         program.schedule,
@@ -234,6 +244,13 @@ def from_trace(bound: BoundProgram, measured: str | os.PathLike[str] | HasPath) 
         _bound(bound, longest),
         lengths,
     )
+
+
+def _programs_of(timeline: Timeline) -> str:
+    """The programs of a trace, for an error's text."""
+    names = {each.order: each.program for each in timeline.computations}
+    counts = collections.Counter(names.values())
+    return ", ".join(f"{name!r} ({count} runs)" for name, count in counts.items()) or "no run at all"
 
 
 def _makers(program: LogicalProgram) -> dict[int, Node]:

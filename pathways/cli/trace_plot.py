@@ -59,7 +59,7 @@ def draw(timeline: Timeline, path: str) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    each, hosts = timeline.about.get("devices_per_host", 1), timeline.about.get("hosts", 1)
+    each, hosts = timeline.about.devices_per_host or 1, timeline.about.hosts or 1
     clients = sorted({each.client for each in timeline.computations} | {each.client for each in timeline.runs})
     color = {client: f"C{position % 10}" for position, client in enumerate(clients)}
 

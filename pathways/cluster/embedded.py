@@ -285,12 +285,12 @@ class EmbeddedControl:
 
     def open_trace(self) -> EmbeddedRecording:
         """See `ControlPlane`."""
-        about = {
-            "cluster": self.topology.describe(),
-            "devices_per_host": self.topology.devices_per_host,
-            "hosts": 1,
-            "clients": {str(self.client_id): ""},
-        }
+        about = pb.TraceAbout(
+            cluster=self.topology.describe(),
+            devices_per_host=self.topology.devices_per_host,
+            hosts=1,
+            clients={self.client_id: ""},
+        )
         return EmbeddedRecording(self.controller, self.driver.trace, about, self._recordings)
 
     def alive(self) -> bool:

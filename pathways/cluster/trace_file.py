@@ -1,6 +1,7 @@
-"""Writes a trace as a file that Perfetto opens: https://ui.perfetto.dev, or its trace_processor.
+"""Writes a trace as a file that Perfetto opens: https://ui.perfetto.dev, or its trace_processor. And reads it again.
 
-The format is Chrome's JSON trace event format, compressed by gzip when the file's name ends in ".gz".
+The format is Chrome's JSON trace event format, compressed by gzip when the file's name ends in ".gz". The file also
+carries the records of the trace, so `read` gives the same timeline.
 
 A host is a process of the trace, with a track per device, and tracks of its transfers and waits. A client is a process
 too, with tracks of its runs. Perfetto colours a slice by its name. So on a device's track an outer slice is named by
@@ -10,6 +11,7 @@ that made a value to the transfer of it, and on to the computations that read it
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import heapq
@@ -18,12 +20,18 @@ import itertools
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from pathways import errors
 from pathways.cluster.trace_arrows import arrows
 from pathways.cluster.trace_timeline import SHORTEST_WAIT_NS, Computation, Run, Timeline
+from pathways.cluster.tracing import Recorded
+from pathways.process.config import PROTOCOL_VERSION
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol.trace_records import Outcome
 
 # Numbers of processes. No track has the number of its process: Perfetto shows such a track first, as the main thread.
@@ -110,7 +118,13 @@ class TraceFile:
 
 def _write(out: Any, timeline: Timeline) -> None:
     text = io.TextIOWrapper(out, encoding="utf-8", write_through=False)
-    about = {"cluster": timeline.about.get("cluster", ""), "remarks": timeline.remarks}
+    records = pb.RecordedTrace(parts=timeline.recorded.parts()).SerializeToString()
+    about = {
+        "cluster": timeline.about.cluster,
+        "remarks": timeline.remarks,
+        "protocol": PROTOCOL_VERSION,
+        "records": base64.b64encode(zlib.compress(records)).decode(),
+    }
     text.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
     for position, event in enumerate(events(timeline)):
         text.write(",\n" if position else "\n")
@@ -118,6 +132,35 @@ def _write(out: Any, timeline: Timeline) -> None:
     text.write("\n]}\n")
     text.flush()
     text.detach()
+
+
+def read(path: str | os.PathLike[str]) -> Timeline:
+    """The timeline of a trace's file.
+
+    Raises:
+        TraceFileError: the file cannot be read, is no trace of `pw.trace`, or one of another release.
+    """
+    where = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        about = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["otherData"]
+        if about.get("protocol") != PROTOCOL_VERSION:
+            theirs = f"with protocol {about['protocol']}" if "protocol" in about else "without its records"
+            raise errors.TraceFileError(
+                f"another release of pathways wrote the trace {where}, {theirs}; this one reads protocol "
+                f"{PROTOCOL_VERSION}: record it again, or read it with the release that wrote it"
+            )
+        recorded = Recorded()
+        for part in pb.RecordedTrace.FromString(zlib.decompress(base64.b64decode(about["records"]))).parts:
+            recorded.add(part)
+        return Timeline(recorded)
+    except OSError as error:
+        raise errors.TraceFileError(f"the trace {where} cannot be read: {error.strerror or error}") from error
+    except (EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error, DecodeError) as error:
+        raise errors.TraceFileError(
+            f"{where} is no trace that pw.trace wrote ({type(error).__name__}: {error}); give the file of pw.trace"
+        ) from error
 
 
 def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -135,8 +178,8 @@ class _Writer:
 
     def events(self) -> Iterator[dict[str, Any]]:
         of = self._of
-        each = of.about.get("devices_per_host", 1)
-        for host in range(of.about.get("hosts", 0)):
+        each = of.about.devices_per_host or 1
+        for host in range(of.about.hosts):
             yield from _process(_HOSTS + host, f"host {host}", host)
             for device in range(each):
                 yield _thread(_HOSTS + host, 1 + device, f"device {host * each + device}")
@@ -148,7 +191,7 @@ class _Writer:
                 by_device.setdefault(device, []).append(computation)
         for device, computations in sorted(by_device.items()):
             yield from self._device(_HOSTS + device // each, 1 + device % each, computations)
-        for host in range(of.about.get("hosts", 0)):
+        for host in range(of.about.hosts):
             transfers = [transfer for transfer in of.transfers if transfer.host == host]
             for lane, transfer in self._lanes(transfers, _HOSTS + host, _TRANSFERS, "transfers"):
                 self._track_of[id(transfer)] = (self._pid, self._tid)
@@ -169,7 +212,7 @@ class _Writer:
                 yield lane or self._slice(
                     "wait", f"{wait.name} waits for {wait.reason}", wait, {"reason": wait.reason, "node": wait.name}
                 )
-        clients = sorted({run.client for run in of.runs} | {int(number) for number in of.about.get("clients", {})})
+        clients = sorted({run.client for run in of.runs} | set(of.about.clients))
         for client in clients:
             yield from _process(_CLIENTS + client, of.label(client), _CLIENTS + client)
             runs = [run for run in of.runs if run.client == client]
@@ -182,7 +225,7 @@ class _Writer:
         yield from self._arrows()  # behind the slices that they connect
 
     def _arrows(self) -> Iterator[dict[str, Any]]:
-        each = self._of.about.get("devices_per_host", 1)
+        each = self._of.about.devices_per_host or 1
         for number, arrow in enumerate(arrows(self._of), 1):
             phases = ["s", *"t" * (len(arrow) - 2), "f"]
             for phase, point in zip(phases, arrow, strict=True):

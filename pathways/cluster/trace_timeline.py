@@ -2,7 +2,9 @@
 
 XLA says when a value is ready, and not when its computation began. So a computation begins when it was launched, or
 when its devices were free, whichever is later. A host may notice the ends of several computations together. Then only
-the last of them has a known end; the time is divided among them, and they are marked as estimated.
+the last of them has a known end, and the others are marked as estimated. A device computes in the order of the
+launches, so the time is divided among them in that order, by how long the same computations take whose ends were
+noticed alone; what is left goes in equal parts to those of which nothing is known.
 
 All records have the times of one clock, the controller's (pathways/cluster/tracing.py).
 """
@@ -12,15 +14,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from pathways.cluster.tracing import Recorded
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 from pathways.protocol.trace_records import ORDER_WAITS, THROTTLES, WAITED_FOR, Kind, Outcome, reasons
 
+_UNKNOWN, _NO_NODE = pb.TracedProgram(), pb.TracedProgram.Node(maker=-1)
 #: Shorter waits are not shown, in nanoseconds.
 SHORTEST_WAIT_NS = 10_000
 
@@ -44,6 +49,7 @@ class Computation:
     is_over: bool
     has_failed: bool
     node: int  # of its host's plan
+    usual_ns: float  # how long the same computation takes alone, the median; 0: not known
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,6 +108,7 @@ class Timeline:
     """What happened, from what was recorded."""
 
     def __init__(self, recorded: Recorded) -> None:
+        self.recorded = recorded
         self.about = recorded.about
         self.begin_ns = recorded.begin_ns
         self.remarks = [*recorded.remarks, *_losses(recorded)]
@@ -109,7 +116,7 @@ class Timeline:
         self.transfers: list[Transfer] = []
         self.waits: list[Wait] = []
         self._plans = recorded.plans
-        self._each: int = self.about.get("devices_per_host", 1)
+        self._each: int = self.about.devices_per_host or 1
         self._over: dict[int, tuple[int, int, int]] = {}  # by order: first dispatch, last end, hosts that are not over
         records = {host: _rows(chunks, trace_records.RUN) for host, chunks in sorted(recorded.runs.items())}
         orders = _rows(recorded.orders, trace_records.ORDER)
@@ -117,7 +124,7 @@ class Timeline:
         self.end_ns = max([recorded.end_ns, *map(_latest, itertools.chain(orders, *records.values()))])
         for host, rows in records.items():
             self._take_runs(host, rows)
-            self._take_calls(host, [row for row in rows if row["kind"] == Kind.CALL])
+        self._take_calls({host: [row for row in rows if row["kind"] == Kind.CALL] for host, rows in records.items()})
         self._take_transfers(records)
         self.runs = [self._run(row) for row in orders]
         # Hosts begin one after the other: some have recorded before the last one did.
@@ -129,21 +136,26 @@ class Timeline:
 
     def label(self, client: int) -> str:
         """The client, for people. Perfetto colours by a slice's name without digits, so the label has a letter too."""
-        name = self.about.get("clients", {}).get(str(client), "")
+        name = self.about.clients.get(client, "")
         return f"{name} (client {client})" if name else f"client {client} ({_letters(client)})"
 
     def program_of(self, plan: int, host: int | None = None) -> str:
         """The name of a program; one that the trace does not name is called by its number."""
         tables = self._plans.values() if host is None else [self._plans.get(host, {})]
-        return next((table[plan]["name"] for table in tables if "name" in table.get(plan, {})), "a program")
+        return next((table[plan].name for table in tables if plan in table and table[plan].name), "a program")
 
-    def _node(self, host: int, row: dict[str, Any]) -> tuple[str, int, int, list[int]]:
-        """What the host says of the record's node: see pathways/host/tracing.py:describe."""
-        nodes = self._plans.get(host, {}).get(row["plan"], {}).get("nodes", [])
-        return nodes[row["node"]] if row["node"] < len(nodes) else ("", 0, -1, [])
+    def _node(self, host: int, row: dict[str, Any]) -> pb.TracedProgram.Node:
+        """What the host says of the record's node."""
+        program = self._plans.get(host, {}).get(row["plan"], _UNKNOWN)
+        return program.nodes[row["node"]] if row["node"] < len(program.nodes) else _NO_NODE
 
     def _name(self, host: int, row: dict[str, Any]) -> str:
-        return self._node(host, row)[0] or Kind(row["kind"]).name.lower()
+        return self._node(host, row).name or Kind(row["kind"]).name.lower()
+
+    def _computation(self, host: int, row: dict[str, Any]) -> Hashable:
+        """Which computation of which program it is; None: the trace does not say."""
+        node = self._node(host, row)
+        return None if node is _NO_NODE else (self.program_of(row["plan"], host), node.computation)
 
     def _devices(self, host: int, mask: int) -> tuple[int, ...]:
         return tuple(host * self._each + bit for bit in range(self._each) if mask >> bit & 1)
@@ -159,31 +171,49 @@ class Timeline:
                 missing + (row["ended_ns"] == 0),
             )
 
-    def _take_calls(self, host: int, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self._add_wait(host, row, "dispatched_ns", "ready_ns", WAITED_FOR[row["waited_for"]])
-            self._add_wait(host, row, "ready_ns", "launched_ns", reasons(row["throttled_by"], THROTTLES))
-        launched = [row for row in rows if row["launched_ns"]]
-        for row, start, end, is_estimated in _placed(launched, self.end_ns):
-            self.computations.append(
-                Computation(
-                    host,
-                    self._devices(host, row["devices"]),
-                    row["client"],
-                    row["order"],
-                    self.program_of(row["plan"], host),
-                    self._name(host, row),
-                    row["dispatched_ns"],
-                    row["ready_ns"],
-                    row["launched_ns"],
-                    start,
-                    end,
-                    is_estimated,
-                    row["ended_ns"] != 0,
-                    bool(row["has_failed"]),
-                    row["node"],
-                )
+    def _take_calls(self, calls: Mapping[int, list[dict[str, Any]]]) -> None:
+        together: dict[int, list[list[dict[str, Any]]]] = {}
+        alone: dict[Hashable, list[int]] = collections.defaultdict(list)
+        for host, rows in calls.items():
+            for row in rows:
+                self._add_wait(host, row, "dispatched_ns", "ready_ns", WAITED_FOR[row["waited_for"]])
+                self._add_wait(host, row, "ready_ns", "launched_ns", reasons(row["throttled_by"], THROTTLES))
+            together[host] = _noticed([row for row in rows if row["launched_ns"]], self.end_ns)
+            for row, nanoseconds in _alone(together[host]):
+                alone[self._computation(host, row)].append(nanoseconds)
+        alone.pop(None, None)
+        usual = {which: statistics.median(times) for which, times in alone.items()}
+        for host, groups in together.items():
+
+            def usual_of(row: dict[str, Any], host: int = host) -> float:
+                return usual.get(self._computation(host, row), 0.0)
+
+            for row, start, end, is_estimated in _divided(groups, usual_of):
+                self._add_computation(host, row, start, end, is_estimated, usual_of(row))
+
+    def _add_computation(
+        self, host: int, row: dict[str, Any], start: int, end: int, is_estimated: bool, usual_ns: float
+    ) -> None:
+        self.computations.append(
+            Computation(
+                host,
+                self._devices(host, row["devices"]),
+                row["client"],
+                row["order"],
+                self.program_of(row["plan"], host),
+                self._name(host, row),
+                row["dispatched_ns"],
+                row["ready_ns"],
+                row["launched_ns"],
+                start,
+                end,
+                is_estimated,
+                row["ended_ns"] != 0,
+                bool(row["has_failed"]),
+                row["node"],
+                usual_ns,
             )
+        )
 
     def _add_wait(self, host: int, row: dict[str, Any], since: str, until: str, reason: str) -> None:
         is_over = row["ended_ns"] != 0
@@ -213,7 +243,7 @@ class Timeline:
                     self._add_transfer(host, row, row["peer"], row["devices"], end)
                 elif row["kind"] == Kind.MOVE and row["launched_ns"]:
                     self._add_wait(host, row, "ready_ns", "launched_ns", reasons(row["throttled_by"], THROTTLES))
-                    self._add_transfer(host, row, host, self._node(host, row)[1], row)
+                    self._add_transfer(host, row, host, self._node(host, row).input_devices, row)
 
     def _add_transfer(
         self, host: int, row: dict[str, Any], peer: int, source: int, there: dict[str, Any] | None
@@ -235,8 +265,8 @@ class Timeline:
                 row["launched_ns"],
                 row["ended_ns"] or self.end_ns,
                 bool(row["has_failed"]),
-                self._node(host, row)[2],
-                tuple(self._node(peer, there)[3]) if there else (),
+                self._node(host, row).maker,
+                tuple(self._node(peer, there).readers) if there else (),
             )
         )
 
@@ -278,30 +308,51 @@ def _latest(row: dict[str, Any]) -> int:
     return max(value for name, value in row.items() if name.endswith("_ns"))
 
 
-def _placed(rows: list[dict[str, Any]], now_ns: int) -> Iterator[tuple[dict[str, Any], int, int, bool]]:
-    """Launched calls of one host with their start and end, and whether these are estimated; see above."""
-    free: dict[int, int] = collections.defaultdict(int)  # by device
+def _noticed(rows: list[dict[str, Any]], now_ns: int) -> list[list[dict[str, Any]]]:
+    """Launched calls of one host: those together whose ends were noticed together, in the order of their launches."""
     for row in rows:
         row["at"] = row["ended_ns"] or now_ns
-    rows.sort(key=lambda row: (row["at"], row["order"], row["node"]))
-    at = 0
-    while at < len(rows):
-        until = at
-        while until < len(rows) and rows[until]["at"] == rows[at]["at"]:
-            until += 1
-        together = rows[at:until]
-        left: dict[int, int] = collections.Counter(bit for row in together for bit in _bits(row["devices"]))
+    rows.sort(key=lambda row: (row["at"], row["launched_ns"], row["order"], row["node"]))
+    return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["at"])]
+
+
+def _alone(groups: list[list[dict[str, Any]]]) -> Iterator[tuple[dict[str, Any], int]]:
+    """The calls whose ends were noticed alone, and how long each took."""
+    single = {id(together[0]) for together in groups if len(together) == 1}
+    for row, start, end, _ in _divided(groups, lambda _: 0.0):
+        if id(row) in single and row["ended_ns"]:
+            yield row, end - start
+
+
+def _divided(
+    groups: list[list[dict[str, Any]]], usual_of: Callable[[dict[str, Any]], float]
+) -> Iterator[tuple[dict[str, Any], int, int, bool]]:
+    """Calls of one host with their start and end, and whether these are estimated; see above."""
+    free: dict[int, int] = collections.defaultdict(int)  # by device
+    for together in groups:
+        left: dict[int, list[float]] = collections.defaultdict(list)  # by device: the usual times, last launch first
+        for row in reversed(together):
+            for bit in _bits(row["devices"]):
+                left[bit].append(usual_of(row))
         for row in together:
-            bits = _bits(row["devices"])
+            bits, usual = _bits(row["devices"]), usual_of(row)
             start = max([row["launched_ns"], *(free[bit] for bit in bits)])
-            share = max((left[bit] for bit in bits), default=1)
-            end = max(start, row["at"] if share == 1 else start + (row["at"] - start) // share)
+            room = max(0, row["at"] - start)
+            if all(len(left[bit]) == 1 for bit in bits):
+                end = start + room
+            else:
+                end = start + int(min((_part(usual, room, left[bit]) for bit in bits), default=room))
             for bit in bits:
-                left[bit] -= 1
+                left[bit].pop()
                 free[bit] = end
-            is_alone = len(together) == 1 or row["is_end_seen"]
-            yield row, start, end, not is_alone
-        at = until
+            yield row, start, end, len(together) > 1 and not row["is_end_seen"]
+
+
+def _part(usual: float, room: int, left: list[float]) -> float:
+    """The part of a time that the next call of a device gets. `left`: the usual times of those that share it, 0: not
+    known."""
+    known = sum(left)
+    return usual * min(1.0, room / known) if usual else max(0.0, room - known) / left.count(0.0)
 
 
 def _bits(mask: int) -> list[int]:

@@ -10,7 +10,6 @@ A recording that is neither finished nor cancelled ends with its process.
 from __future__ import annotations
 
 import dataclasses
-import json
 import queue
 import threading
 import time
@@ -39,10 +38,10 @@ class Recorded:
     each host, by number. `failure`: why the recording ended early. All times are of the controller's clock.
     """
 
-    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    about: pb.TraceAbout = dataclasses.field(default_factory=pb.TraceAbout)
     orders: list[bytes] = dataclasses.field(default_factory=list)
     runs: dict[int, list[bytes]] = dataclasses.field(default_factory=dict)
-    plans: dict[int, dict[int, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    plans: dict[int, dict[int, pb.TracedProgram]] = dataclasses.field(default_factory=dict)
     dropped: dict[int, int] = dataclasses.field(default_factory=dict)  # by host; -1: the controller
     remarks: list[str] = dataclasses.field(default_factory=list)
     begin_ns: int = 0
@@ -51,21 +50,31 @@ class Recorded:
 
     def add(self, part: pb.TracePart) -> None:
         """Takes in one part."""
-        if part.about_json:
-            about = json.loads(part.about_json)
-            about["clients"] = {**self.about.get("clients", {}), **about["clients"]}
-            self.about = about
+        if part.HasField("about"):
+            self.about.MergeFrom(part.about)
             self.begin_ns, self.end_ns = self.begin_ns or part.now_ns, part.now_ns
         if part.remark and part.remark not in self.remarks:
             self.remarks.append(part.remark)
         if part.dropped:
             self.dropped[part.host] = self.dropped.get(part.host, 0) + part.dropped
-        if part.plans_json:
-            plans = {int(number): plan for number, plan in json.loads(part.plans_json).items()}
-            self.plans.setdefault(part.host, {}).update(plans)
+        self.plans.setdefault(part.host, {}).update(part.programs)
         if part.records:
             chunks = self.orders if part.host < 0 else self.runs.setdefault(part.host, [])
             chunks.append(_on_the_controllers_clock(part))
+
+    def parts(self) -> Iterator[pb.TracePart]:
+        """Parts of which `add` makes the same."""
+        yield pb.TracePart(host=-1, about=self.about, now_ns=self.begin_ns)
+        for host, chunks in ((-1, self.orders), *self.runs.items()):
+            yield pb.TracePart(host=host, records=b"".join(chunks))
+        for host, programs in self.plans.items():
+            yield pb.TracePart(host=host, programs=programs)
+        for host, dropped in self.dropped.items():
+            yield pb.TracePart(host=host, dropped=dropped)
+        yield from (pb.TracePart(remark=remark) for remark in self.remarks)
+        if self.failure is not None:
+            yield pb.TracePart(remark=f"the recording ended early: {self.failure}")
+        yield pb.TracePart(host=-1, about=self.about, now_ns=self.end_ns)
 
 
 def _on_the_controllers_clock(part: pb.TracePart) -> bytes:
@@ -105,7 +114,7 @@ class RemoteRecording:
         self._recorded = Recorded()
         self._stream = open_stream(iter(self._out.get, None))
         try:
-            while not self._recorded.about:
+            while not self._recorded.begin_ns:
                 self._recorded.add(next(self._stream))
         except grpc.RpcError as error:
             self._out.put(None)
@@ -145,7 +154,7 @@ class RemoteRecording:
 class EmbeddedRecording:
     """The `Recording` of this process as a cluster. `guard` holds who records now: at most one."""
 
-    def __init__(self, controller: Any, trace: Any, about: dict[str, Any], guard: list[Any]) -> None:
+    def __init__(self, controller: Any, trace: Any, about: pb.TraceAbout, guard: list[Any]) -> None:
         """`trace`: the host's `HostTrace`.
 
         Raises:
@@ -169,7 +178,7 @@ class EmbeddedRecording:
             return recorded
         self._guard.remove(self)
         records, dropped, plans = self._trace.stop()
-        part = pb.TracePart(host=0, records=records, dropped=dropped, plans_json=json.dumps(plans))
+        part = pb.TracePart(host=0, records=records, dropped=dropped, programs=plans)
         recorded.add(part)
         self._controller.stop_trace()
         records, dropped = self._controller.take_trace()

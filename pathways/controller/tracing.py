@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
@@ -201,16 +199,16 @@ class Tracing:
     def _about(self, own: set[int] | None) -> pb.TracePart:
         """What the trace is of: the cluster's hosts, and the clients that there are now."""
         topology = self._cluster.topology
-        about: dict[str, Any] = {
-            "cluster": topology.describe(),
-            "devices_per_host": topology.devices_per_host,
-            "hosts": topology.hosts,
-            "clients": {
+        about = pb.TraceAbout(
+            cluster=topology.describe(),
+            devices_per_host=topology.devices_per_host,
+            hosts=topology.hosts,
+            clients={
                 client.number: client.terms.name if own is None or client.number in own else ""
                 for client in self._clients.values()
             },
-        }
-        return pb.TracePart(host=-1, about_json=json.dumps(about), now_ns=time.monotonic_ns())
+        )
+        return pb.TracePart(host=-1, about=about, now_ns=time.monotonic_ns())
 
 
 def _missing(host: HostRecord) -> pb.TracePart:
@@ -220,9 +218,7 @@ def _missing(host: HostRecord) -> pb.TracePart:
 
 def _seen_by(own: set[int] | None, part: pb.TracePart) -> pb.TracePart:
     """The part without the names of programs that the caller may not see (TRUST-1)."""
-    if own is not None and part.plans_json:
-        plans = json.loads(part.plans_json)
-        part.plans_json = json.dumps(
-            {number: plan if plan["client"] in own else {"client": plan["client"]} for number, plan in plans.items()}
-        )
+    for program in part.programs.values():
+        if own is not None and program.client not in own:
+            program.CopyFrom(pb.TracedProgram(client=program.client))
     return part

@@ -315,7 +315,8 @@ class HostProcess:
             else:
                 rest = trace.stop() if request.action == pb.HostTrace.STOP else trace.take()
                 part.records, part.dropped = rest[:2]
-                part.plans_json = json.dumps(rest[2])
+                for number, program in rest[2].items():
+                    part.programs[number].CopyFrom(program)
         except Exception as failure:
             traceback.print_exc()
             part.remark = f"host {self._config.host} could not record: {failure}"

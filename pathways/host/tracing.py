@@ -12,6 +12,7 @@ import numpy as np
 
 from pathways import _native
 from pathways.host.programs import Program
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 
 #: Records that a host keeps until they are taken: 5 MiB.
@@ -31,8 +32,8 @@ class HostTrace:
         self._named: set[int] = set()
         # Descriptions of programs that went since the last take, and between the two takes before. When a program goes,
         # its last record is written. So after the next take nobody asks for it, whether it had a record or not.
-        self._gone: dict[int, Any] = {}
-        self._gone_before: dict[int, Any] = {}
+        self._gone: dict[int, pb.TracedProgram] = {}
+        self._gone_before: dict[int, pb.TracedProgram] = {}
 
     def start(self, capacity: int = CAPACITY) -> None:
         """Records from now on. An earlier trace is forgotten."""
@@ -40,11 +41,11 @@ class HostTrace:
         self._is_on = True
         self._core.start_trace(capacity)
 
-    def take(self) -> tuple[bytes, int, dict[int, Any]]:
+    def take(self) -> tuple[bytes, int, dict[int, pb.TracedProgram]]:
         """What was recorded and not taken yet: records, how many were lost, and programs that are named first."""
         before, self._gone_before, self._gone = self._gone_before, self._gone, {}
         data, dropped = self._core.take_trace()
-        plans: dict[int, Any] = {}
+        plans: dict[int, pb.TracedProgram] = {}
         for number in np.unique(np.frombuffer(data, trace_records.RUN)["plan"]).tolist():
             if number in self._named:
                 continue
@@ -59,7 +60,7 @@ class HostTrace:
         self._named.intersection_update(self._programs.copy())  # a number is not used again
         return data, dropped, plans
 
-    def stop(self) -> tuple[bytes, int, dict[int, Any]]:
+    def stop(self) -> tuple[bytes, int, dict[int, pb.TracedProgram]]:
         """Records no more. Returns the rest, as `take`. A second call returns nothing."""
         self._core.stop_trace()
         rest = self.take()
@@ -79,13 +80,8 @@ class HostTrace:
         self._named, self._gone, self._gone_before = set(), {}, {}
 
 
-def describe(program: Program) -> dict[str, Any]:
-    """A program as a trace names it: its client, its name, and each node of this host's plan.
-
-    A node has its name; a bit per local device on which the input of a transfer lies; and, of a transfer, the nodes of
-    this host's plan between which it carries a value: the call that makes the value (-1: none here), and the calls that
-    read it.
-    """
+def describe(program: Program) -> pb.TracedProgram:
+    """A program as a trace names it: its client, its name, and each node of this host's plan."""
     nodes = _native.describe_plan(program.plan.block)
     logical = program.bound.program
     calls = [(number, node) for number, node in enumerate(nodes) if node["kind"] == "call"]
@@ -94,12 +90,18 @@ def describe(program: Program) -> dict[str, Any]:
     for number, node in calls:
         for value in dict.fromkeys(node["inputs"]):
             readers.setdefault(value, []).append(number)
-    described: list[tuple[str, int, int, list[int]]] = []
+    described = pb.TracedProgram(client=program.client, name=logical.name)
     for node in nodes:
-        name = logical.nodes[node["node"]].name if node["kind"] in ("call", "transfer", "select") else ""
+        of = logical.nodes[node["node"]] if node["kind"] in ("call", "transfer", "select") else None
         maker, its_readers = -1, []
         if node["kind"] == "transfer":
             maker = next((makers[value] for value in node["inputs"] if value in makers), -1)
             its_readers = [reader for value in node["outputs"] for reader in readers.get(value, ())]
-        described.append((name, node["input_devices"], maker, its_readers))
-    return {"client": program.client, "name": logical.name, "nodes": described}
+        described.nodes.add(
+            name=of.name if of is not None else "",
+            input_devices=node["input_devices"],
+            maker=maker,
+            readers=its_readers,
+            computation=of.computation if of is not None else -1,
+        )
+    return described

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pathlib
 import xml.etree.ElementTree
@@ -17,8 +16,10 @@ from pipeline_cases import expected, inside, network
 
 import pathways as pw
 from pathways import errors
-from pathways.cluster.trace_reading import TracedCall, TracedRun, divide_again, read_runs
+from pathways.cluster import trace_file
 from pathways.compiler.lengths import Lengths
+from pathways.process.config import PROTOCOL_VERSION
+from pathways.protocol import trace_records
 
 GIVEN = {"F": 0.01, "B": 0.02}
 SIZE = 8
@@ -247,13 +248,23 @@ def test_bad_input(case: Callable[..., Case], tmp_path: pathlib.Path) -> None:
             of.plot(**options)
     with pytest.raises(errors.OptionError, match="at least 40 columns wide, got width=39"):
         of.plot(lengths=GIVEN).text(39)
-    absent, no_json, other = (tmp_path / name for name in ("absent.json", "no.json", "other.json"))
+    names = ("absent", "no", "other", "old", "newer", "garbled")
+    absent, no_json, other, old, newer, garbled = (tmp_path / f"{name}.json" for name in names)
     no_json.write_text("{")
     other.write_text('{"traceEvents": [{"ph": "X", "cat": "computation"}]}')
+    for path, about in (
+        (old, {"cluster": "", "remarks": []}),
+        (newer, {"protocol": PROTOCOL_VERSION + 1, "records": ""}),
+        (garbled, {"protocol": PROTOCOL_VERSION, "records": "AAAA"}),
+    ):
+        path.write_text(json.dumps({"otherData": about, "traceEvents": []}))
     for path, words in (
         (absent, "cannot be read: No such file"),
         (no_json, "is no trace"),
-        (other, "KeyError: 'args'"),
+        (other, "KeyError: 'otherData'"),
+        (old, "another release of pathways wrote .*, without its records; .*record it again"),
+        (newer, f"with protocol {PROTOCOL_VERSION + 1}; this one reads protocol {PROTOCOL_VERSION}: record it again"),
+        (garbled, "is no trace that pw.trace wrote"),
     ):
         with pytest.raises(errors.TraceFileError, match=words):
             of.plot(measured=path)
@@ -302,67 +313,14 @@ def test_a_run_that_failed_or_is_not_over_is_not_plotted(two_hosts: Any, tmp_pat
     path = tmp_path / "step.json"
     with pw.trace(path, cluster=two_hosts):
         of.run()
-    assert [(run.program, run.is_whole) for run in read_runs(path)] == [("train", True)]
-    trace = json.loads(path.read_text())
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "computation" and event["name"].startswith("loss"):
-            event["args"]["over"] = False
-    path.with_suffix(".gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
-    assert not read_runs(path.with_suffix(".gz"))[0].is_whole
-    with pytest.raises(errors.TraceFileError, match="only 1 others; wait for the results within the trace"):
-        of.plot(measured=path.with_suffix(".gz"))
-
-
-def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known() -> None:
-    def call(name: str, start: int, end: int, is_estimated: bool, device: int = 0) -> TracedCall:
-        return TracedCall(name, 1, device, launched.get(name, start), start, end, is_estimated)
-
-    launched = {"late": 100, "early": 90, "then": 232}
-    run = TracedRun(
-        "p",
-        1,
-        [
-            call("b0", 0, 20, False),
-            call("b1", 30, 42, True),  # with the addition behind it: half of the time each
-            call("add1", 42, 54, False),
-            call("b2", 60, 75, True),
-            call("b3", 75, 90, False),
-            call("late", 100, 130, True),  # noticed in another order than that of the launches
-            call("early", 130, 160, True),
-            call("b4", 200, 230, True),  # the next one was launched when it was over
-            call("then", 230, 260, False),
-            call("new", 0, 5, True, device=1),
-            call("newer", 5, 10, False, device=1),
-        ],
-    )
-    usual = divide_again(
-        [run],
-        {
-            "b0": "b",
-            "b1": "b",
-            "b2": "b",
-            "b3": "b",
-            "add1": "add",
-            "new": "n",
-            "newer": "n",
-            "late": "x",
-            "early": "b",
-            "b4": "b",
-            "then": "x",
-        },
-    )
-    assert usual == {"b": 20}
-    times = {each.name: (each.start_ns, each.end_ns) for each in run.calls}
-    assert times == {
-        "b0": (0, 20),
-        "b1": (30, 50),
-        "add1": (50, 54),
-        "b2": (60, 75),  # both are known: as their usual lengths
-        "b3": (75, 90),
-        "early": (100, 120),
-        "late": (120, 160),
-        "b4": (200, 220),
-        "then": (232, 260),
-        "new": (0, 5),  # nothing is known of them
-        "newer": (5, 10),
-    }
+    assert of.plot(measured=path).source.startswith("measured, run 1 of 1")
+    for name, value in (("ended_ns", 0), ("has_failed", 1)):
+        timeline = trace_file.read(path)
+        host, chunks = next(iter(timeline.recorded.runs.items()))
+        rows = np.frombuffer(b"".join(chunks), trace_records.RUN).copy()
+        rows[name][np.flatnonzero(rows["kind"] == trace_records.Kind.CALL)[-1]] = value
+        timeline.recorded.runs[host] = [rows.tobytes()]
+        broken = tmp_path / f"{name}.json.gz"
+        trace_file.TraceFile(broken).write(timeline)
+        with pytest.raises(errors.TraceFileError, match="only 1 others; wait for the results within the trace"):
+            of.plot(measured=broken)

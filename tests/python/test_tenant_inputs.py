@@ -179,7 +179,7 @@ def test_a_picture_of_many_clients_with_odd_names(tmp_path: pathlib.Path, monkey
             [{**call, "client": each, "order": each + 1, "launched_ns": 1_000, "ended_ns": 9_000} for each in range(14)]
         )
     )
-    timeline.about["clients"] = {str(each): "名🚀 " + "x" * 7 * each for each in range(14)}
+    timeline.about.clients.update({each: "名🚀 " + "x" * 7 * each for each in range(14)})
     draw(timeline, str(tmp_path / "trace.png"))
     (figure,) = drawn
     (axis,) = figure.axes

