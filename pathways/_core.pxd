@@ -274,8 +274,6 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t overfull
         uint64_t exchange_records
         uint64_t tasks
-        uint64_t goes
-        uint64_t go_ns
     cdef cppclass Executor:
         void watched(vector[Value]*)
         void watched_half_way(vector[Value]*)

@@ -365,7 +365,7 @@ cdef class Host:
                 "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
                 "borrowed": _borrowed,
                 "oldest_runs": [each.decode() for each in self.core.get().executor().describe_runs(_OLDEST_RUNS)],
-                "exchange_records": s.exchange_records, "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
+                "exchange_records": s.exchange_records, "tasks": s.tasks,
                 "memory": {"devices": devices, "accounts": accounts},
                 "busy": [{"client": uses[i].client, "device": uses[i].device, "busy_ns": uses[i].busy_ns}
                          for i in range(uses.size())],

@@ -80,29 +80,27 @@ void register_controller(py::module_& m) {
            }),
            "weight"_a = 1.0, "priority"_a = 0, "memory"_a = 0, "waits"_a = false, "runs"_a = 0, "bytes"_a = 0);
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(
-          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
-                      std::vector<std::string> spaces, bool sequential, py::object status, PolicyKind policy,
-                      uint32_t devices, bool asks_for_room, std::shared_ptr<LinkPool> pool) {
-            ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
-            return std::make_unique<BoundController>(
-                Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
-                Controller::Options{.window = window,
-                                    .budgets = std::move(budgets),
-                                    .spaces = std::move(spaces),
-                                    .devices = devices,
-                                    .sequential = sequential,
-                                    .knows_plans = true,
-                                    .policy = policy,
-                                    .asks_for_room = asks_for_room,
-                                    .readers = readers});
-          }),
-          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-          "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
-          "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "pool"_a = nullptr,
-          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-          "transfers. `status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
-          "`pool`: all hosts are on other machines, and its links read the rings to them.")
+      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
+                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, py::object status,
+                       PolicyKind policy, uint32_t devices, bool asks_for_room, std::shared_ptr<LinkPool> pool) {
+             ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
+             return std::make_unique<BoundController>(
+                 Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
+                 Controller::Options{.window = window,
+                                     .budgets = std::move(budgets),
+                                     .spaces = std::move(spaces),
+                                     .devices = devices,
+                                     .knows_plans = true,
+                                     .policy = policy,
+                                     .asks_for_room = asks_for_room,
+                                     .readers = readers});
+           }),
+           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+           "spaces"_a = std::vector<std::string>{}, "status"_a = py::none(), "policy"_a = PolicyKind::kFifo,
+           "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "pool"_a = nullptr,
+           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+           "transfers. `status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
+           "`pool`: all hosts are on other machines, and its links read the rings to them.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def("set_budget", &Controller::set_budget, "spaces"_a, "bytes"_a, unlocked, "Bytes on each of these spaces.")
@@ -125,17 +123,6 @@ void register_controller(py::module_& m) {
           "same as). `argument_groups`: the hosts that hold each argument; without it each host gets all handles.")
       .def("add_group", &Controller::add_group, "group"_a, "hosts"_a,
            "Who is meant by a group number. Group 0 is all hosts.")
-      .def(
-          "add_plan",
-          [](BoundController& c, uint32_t plan, const std::vector<std::pair<bool, std::vector<uint32_t>>>& nodes) {
-            std::vector<ProgramNode> program;
-            for (const auto& [is_call, hosts] : nodes) {
-              program.push_back({static_cast<uint32_t>(program.size()), is_call, hosts});
-            }
-            c.add_plan(plan, std::move(program));
-          },
-          "plan"_a, "nodes"_a,
-          "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
       .def(
           "register_plan",
           [](BoundController& c, uint32_t plan, uint32_t client, uint32_t group,

@@ -9,6 +9,5 @@ PYBIND11_MODULE(_native, m) {
   pathways::bind::register_controller(m);
   pathways::bind::register_simulation(m);
   pathways::bind::register_stand_in(m);
-  pathways::bind::register_hops(m);
   pathways::bind::register_link(m);
 }

@@ -1,7 +1,7 @@
 /// FLOW-1 for one client: what the client has under way, against the bounds of messages/credits.h, or against bounds of
 /// its own (controller/client_limits.h).
 ///
-/// Grants, and SequentialDispatchForTesting, count records that wait in the order and commands that are sent to hosts.
+/// Grants counts records that wait in the order and commands that are sent to hosts.
 /// AdmissionQueue counts a run when it is admitted, Grants when it is over. Inbox counts the commands that hosts report
 /// as done. Recovery counts for lost hosts and their successors. Inbox and AdmissionQueue ask whether the client may
 /// have more under way.

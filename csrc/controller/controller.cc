@@ -91,18 +91,6 @@ void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
   });
 }
 
-void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
-  if (!options_.sequential) return;
-  for (const ProgramNode& node : nodes) {
-    for (const uint32_t host : node.hosts) {
-      if (host < hosts_.count()) continue;
-      throw Error(Status::kInvalid, "plan " + std::to_string(plan) + " names host " + std::to_string(host) +
-                                        ", the cluster has " + std::to_string(hosts_.count()));
-    }
-  }
-  mailbox_.post([this, plan, nodes = std::move(nodes)] { grants_.add_plan(plan, nodes); });
-}
-
 void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group, std::vector<HostDevice> devices) {
   mailbox_.post([this, plan, client, group, devices = std::move(devices)] {
     inbox_.register_plan(plan, client, group);

@@ -13,7 +13,7 @@
 ///   MemoryLedger    the ledger of memory, and which handle has which block of it (MEM-1)
 ///   DeviceShares    when a client's run may enter the order, and what it is charged (SHARE-1..5)
 ///   Grants          the order, the records that wait in it, what dropped runs leave behind (ORD-1, GANG-1); in it,
-///                   DeviceTimes, and SequentialDispatchForTesting when Options::sequential is set
+///                   DeviceTimes
 ///   Loops           composites under way, which become runs one by one (CLI-1, WALK-1); Composites: what was
 ///                   registered
 ///   Deadlines       runs that have a deadline (DEAD-1)
@@ -69,7 +69,6 @@
 #include "controller/memory_ledger.h"
 #include "controller/plan_memory.h"
 #include "controller/recovery.h"
-#include "controller/stepper.h"
 #include "messages/records.h"
 #include "messages/shared_segments.h"
 #include "sequencer/sequencer.h"
@@ -97,9 +96,6 @@ class Controller {
   void set_budget(std::vector<SpaceId> spaces, uint64_t bytes);
   /// Registers the memory that a plan takes. Call it before the plan's first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
-  /// Registers the nodes of a plan, in the program's order. Call it before the plan's first run. It does nothing unless
-  /// dispatch is sequential.
-  void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
   /// TRUST-1: registers the plan's client, and the hosts that its runs go to. Call it before the first run is
   /// submitted.
   /// `devices`: those that its runs use (SHARE-1); none: its runs are ordered as they come.

@@ -24,7 +24,6 @@ struct ControllerOptions {
   std::vector<std::string> spaces{};  ///< their names, for errors
   uint32_t devices = UINT32_MAX;      ///< so many of the memory spaces are devices, which clients' quotas count
   std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< see MEM-3 in admission_queue.h
-  bool sequential = false;                                          ///< dispatch node by node, to measure against it
   /// Every plan is registered with `register_plan`, and its memory with `set_plan_memory`, before its first run; a
   /// client that runs any other plan is evicted (MEM-6). False where a test takes the part of client and hosts.
   bool knows_plans = false;

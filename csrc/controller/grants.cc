@@ -22,7 +22,6 @@ Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clie
       end_(end),
       stats_(stats),
       sequencer_(hosts.count(), options.window),
-      sequential_(options.sequential ? std::make_unique<SequentialDispatchForTesting>(hosts, clients, stats) : nullptr),
       gangs_(hosts.count()) {
   std::vector<uint32_t> all(hosts.count());
   std::iota(all.begin(), all.end(), 0u);
@@ -37,10 +36,6 @@ bool Grants::has_lost_and_others(GroupId group) const {
   bool has_lost = false, has_others = false;
   for (const uint32_t h : sequencer_.hosts_of(group)) (hosts_.is_lost(h) ? has_lost : has_others) = true;
   return has_lost && has_others;
-}
-
-void Grants::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
-  if (sequential_) sequential_->add_plan(plan, nodes);
 }
 
 void Grants::set_parts(uint32_t plan, GroupId group, const PlanMemory& memory) {
@@ -69,7 +64,7 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
   if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan, client.id);
   const bool is_granted = !sequencer_.granted().empty();
-  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record, is_granted && !sequential_);
+  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record, is_granted);
   if (!is_granted) {
     if (id >= kept_.size()) kept_.resize(id + 1);
     kept_[id].assign(record.begin(), record.end());
@@ -78,7 +73,7 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   }
   // Only this entry can have been granted: a new entry makes room for no other.
   PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
-  forward_granted(id, record);
+  forward(sequencer_.entry(id), id, record);
   sequencer_.settle(id);
   sequencer_.granted().clear();
   return id;
@@ -89,22 +84,6 @@ EntryId Grants::submit_element(ClientState& client, std::span<const std::byte> r
   if (id >= composite_of_.size()) composite_of_.resize(id + 1);
   composite_of_[id] = composite;
   return id;
-}
-
-void Grants::forward_granted(EntryId id, std::span<const std::byte> record) {
-  if (sequential_) {
-    sequential_->wait(sequencer_.entry(id), id, record);
-    forward_in_turn();
-  } else {
-    forward(sequencer_.entry(id), id, record);
-  }
-}
-
-/// Entries leave one after the other, each when all steps of the run before it are done.
-void Grants::forward_in_turn() {
-  while (const auto ready = sequential_->next()) {
-    forward(ready->entry, ready->id, ready->record, ready->flags);
-  }
 }
 
 void Grants::settle_granted() {
@@ -119,7 +98,7 @@ void Grants::settle_granted() {
       ledger_.holds().drop(hold_of(kept_[id]));
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
-      forward_granted(id, kept_[id]);
+      forward(entry, id, kept_[id]);
     }
     if (ClientState* client = clients_.find(entry.client)) client->credits.record_goes(kept_[id].size());
     kept_[id].clear();
@@ -129,22 +108,21 @@ void Grants::settle_granted() {
   granted.clear();
 }
 
-void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
+void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> record) {
   if (trace_.is_on()) trace_.left(id, OrderOutcome::kGranted);
   stats_.records_out += sequencer_.hosts_of(entry.group).size();
   if (entry.kind == EntryKind::kRun) {
     ++stats_.granted;
-    forward_run(entry, id, record, flags);
+    forward_run(entry, id, record);
   } else {
     forward_command(entry, record);
   }
 }
 
-void Grants::forward_run(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
+void Grants::forward_run(const Entry& entry, EntryId id, std::span<const std::byte> record) {
   auto head = read_record<RunRecord>(record);
   const ForControllerOnly cut = for_controller_only(head.header, record.size());
   if (cut.bytes != 0) head.header.detail &= static_cast<uint16_t>(~kRunHasSubmitted);
-  head.header.detail |= flags;
   head.header.client = entry.client;
   head.tag = id;
   head.order = entry.order;
@@ -216,10 +194,8 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
   const uint32_t client = entry.client;
   if (times_.is_other_look(h, record.look)) settle_times();
   times_.run_done(id, h, client, record.busy_ns, record.look);
-  if (sequential_) sequential_->host_done(id, h);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
-  if (sequential_) forward_in_turn();
 }
 
 void Grants::settle_times() {
@@ -272,12 +248,6 @@ void Grants::retire(EntryId id, uint32_t of_client) {
   if (client == nullptr) return;
   client->credits.run_over();
   clients_.run_over(*client);
-}
-
-bool Grants::enqueued(uint32_t host, const EnqueuedRecord& record) {
-  if (!sequential_ || !sequential_->enqueued(host, record)) return false;
-  forward_in_turn();
-  return true;
 }
 
 // --------------------------------------------------------------------------------------------------------- dropped
@@ -361,7 +331,7 @@ void Grants::announce_gone(uint32_t client) {
   ClientState gone(client);
   const ClientGoneRecord record{{RecordKind::kClientGone, 0, client}};
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
-    if (hosts_.is_lost(h) || sequential_) {
+    if (hosts_.is_lost(h)) {
       submit(gone, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kCommand, 0);
       continue;
     }
@@ -371,12 +341,6 @@ void Grants::announce_gone(uint32_t client) {
 }
 
 // ------------------------------------------------------------------------------------------------------ lost hosts
-
-void Grants::end_sequential() {
-  if (!sequential_) return;
-  sequential_->end();
-  forward_in_turn();
-}
 
 void Grants::complete_in_place_of(uint32_t host) {
   for (const EntryId id : sequencer_.running_on(host)) {

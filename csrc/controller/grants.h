@@ -2,8 +2,7 @@
 /// is retired when all its hosts have completed it.
 ///
 /// AdmissionQueue submits the records of clients, the Controller those that it makes itself. Inbox passes on what hosts
-/// report. Deadlines and AdmissionQueue drop runs that wait. Recovery closes and opens hosts. With
-/// ControllerOptions::sequential, granted entries leave through SequentialDispatchForTesting.
+/// report. Deadlines and AdmissionQueue drop runs that wait. Recovery closes and opens hosts.
 ///
 /// GANG-1        Grants checks it. Each host of a run reports whether the host launched all gangs of the run or none,
 ///               and all hosts must report the same; and what two hosts know of the branches that a run took must
@@ -37,7 +36,6 @@
 #include "controller/memory_ledger.h"
 #include "controller/order_trace.h"
 #include "controller/run_parts.h"
-#include "controller/sequential_dispatch_for_testing.h"
 #include "sequencer/sequencer.h"
 
 namespace pathways {
@@ -57,10 +55,6 @@ class Grants {
   const Sequencer& sequencer() const { return sequencer_; }
   /// Whether a group has lost hosts and surviving hosts.
   bool is_stranded(GroupId group) const { return hosts_.lost() != 0 && has_lost_and_others(group); }
-
-  // Sequential dispatch. When dispatch is parallel, `add_plan` does nothing, and no plan is unknown.
-  void add_plan(uint32_t plan, std::span<const ProgramNode> nodes);
-  bool is_unknown_plan(uint32_t plan) const { return sequential_ != nullptr && !sequential_->knows(plan); }
 
   /// Each host of the plan's runs gets only its own handles from now on. `group`: these hosts. `memory`
   /// has argument groups. Throws Error(kInvalid) when nobody made one of them.
@@ -121,22 +115,18 @@ class Grants {
   void run_done(uint32_t host, const RunDoneRecord& record);
   /// All that one host has reported in this pass was passed to `run_done`: its time is divided among the runs.
   void settle_times();
-  /// A host has enqueued a call of a run that is dispatched sequentially. False when the report is invalid.
-  bool enqueued(uint32_t host, const EnqueuedRecord& record);
 
   // ERR-2; see Recovery.
   /// The host is granted nothing from now on.
   void close(uint32_t host) { sequencer_.close(host); }
   /// The successor is granted what waited for it.
   void open(uint32_t host);
-  /// Sends what was granted and is not sent, before hosts are lost; see SequentialDispatchForTesting.
-  void end_sequential();
   /// Completes what a lost host was granted.
   void complete_in_place_of(uint32_t host);
 
   /// See Controller::take_forgotten().
   std::vector<uint32_t> take_forgotten() { return std::exchange(forgotten_, {}); }
-  bool is_idle() const { return sequencer_.live() == 0 && (!sequential_ || sequential_->is_idle()); }
+  bool is_idle() const { return sequencer_.live() == 0; }
   /// Records that wait in the order, and launches of gangs per host, of retired runs.
   uint64_t waiting() const;
   const std::vector<uint64_t>& gangs() const { return gangs_; }
@@ -148,10 +138,8 @@ class Grants {
 
  private:
   bool has_lost_and_others(GroupId group) const;
-  void forward_granted(EntryId id, std::span<const std::byte> record);
-  void forward_in_turn();
-  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
-  void forward_run(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags);
+  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
+  void forward_run(const Entry& entry, EntryId id, std::span<const std::byte> record);
   void forward_command(const Entry& entry, std::span<const std::byte> record);
   void forward_instead(EntryId id);
   void keep(ClientState& client, std::span<const std::byte> command, std::span<const uint32_t> hosts);
@@ -170,8 +158,7 @@ class Grants {
   ClusterEnd& end_;
   ControllerStats& stats_;
   Sequencer sequencer_;
-  std::unique_ptr<SequentialDispatchForTesting> sequential_;  ///< null: dispatch is parallel
-  std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
+  std::vector<std::vector<std::byte>> kept_;  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<std::unique_ptr<const RunParts>> parts_;  ///< by plan; nullptr: its hosts get whole records
   std::vector<uint64_t> composite_of_;                  ///< by entry: the composite that it is a run of; 0: of none

@@ -1,6 +1,6 @@
 /// The hosts' rings at the controller: one from each host and one to each host, and which hosts are lost.
 ///
-/// Inbox reads `from_host`. Grants, SequentialDispatchForTesting and Recovery send through `outbox_of`. Recovery takes
+/// Inbox reads `from_host`. Grants and Recovery send through `outbox_of`. Recovery takes
 /// lost hosts out and puts their successors in. The Controller flushes at the end of each pass.
 ///
 ///   COST-3  a pass flushes only the hosts that it wrote to, and rings each of them once.

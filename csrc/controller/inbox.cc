@@ -209,9 +209,6 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
     if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForHosts);
     return false;
   }
-  if (is_run && grants_.is_unknown_plan(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
-    return false;  // its plan may be in the mail
-  }
   if (is_run && !may_enter(client, bytes, is_refused)) {
     if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForTurn);
     return false;
@@ -412,10 +409,6 @@ void Inbox::take(uint32_t index, std::span<const std::byte> bytes) {
     if (bytes.size() != sizeof(HoldOverRecord)) refuse("the end of a hold of the wrong size");
     if (!ledger_.holds().over(read_record<HoldOverRecord>(bytes).hold, index))
       refuse("the end of a hold that it has not");
-  } else if (header.kind == RecordKind::kEnqueued) {
-    if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
-    if (!grants_.enqueued(index, read_record<EnqueuedRecord>(bytes)))
-      refuse("a report of a call that nobody waits for");
   } else if (header.kind == RecordKind::kFailed) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
     const auto record = read_record<FailedRecord>(bytes);

@@ -23,7 +23,6 @@ uint64_t Recovery::lose(const std::vector<uint32_t>& hosts, std::string_view tex
   ++losses_;
   for (const uint32_t h : hosts) grants_.close(h);  // first, so that its last records grant it nothing
   for (const uint32_t h : hosts) hear_last_words(h);
-  grants_.end_sequential();
   hosts_.lose(hosts);
   for (const auto& client : clients_.all()) {
     for (const uint32_t h : hosts) client->credits.host_lost(h);

@@ -34,8 +34,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       tasks_(part_, objects_),
       fetches_(part_, objects_, tasks_),
       commands_(part_, objects_, puts_, fetches_, tasks_),
-      settler_(part_, objects_, flow_, transfers_, rows_, decisions_, fetches_),
-      sequential_(part_, flow_) {
+      settler_(part_, objects_, flow_, transfers_, rows_, decisions_, fetches_) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -51,7 +50,6 @@ void Executor::clear() {
   decisions_.clear();
   objects_.clear();
   errors_.forget_launches();
-  sequential_.clear();
   queues_.clear();
   launcher_.clear();
   puts_.clear();
@@ -209,12 +207,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles, int64_t
     entry.waiting.push_back(slot);
     for (uint32_t i = 0; i < nodes.size(); ++i) run.missing[i] += nodes[i].kind == NodeKind::kCall ? 1U : 0U;
   }
-  run.is_stepwise = (record.header.detail & kRunStepwise) != 0;
-  if (run.is_stepwise) {
-    sequential_.begin_run(slot);
-  } else {
-    for (uint32_t i = 1; i + 1 < nodes.size(); ++i) prepare_node({slot, i}, nodes[i]);  // PLAN-3
-  }
+  for (uint32_t i = 1; i + 1 < nodes.size(); ++i) prepare_node({slot, i}, nodes[i]);  // PLAN-3
   decisions_.begin(slot);
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
@@ -354,8 +347,6 @@ ExecutorStats Executor::stats() const {
   stats.exchange_records = rows_.records();
   stats.overfull = overfull_ + puts_.overfull();
   stats.tasks = tasks_.count();
-  stats.goes = sequential_.goes();
-  stats.go_ns = sequential_.go_ns();
   return stats;
 }
 

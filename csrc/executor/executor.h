@@ -18,7 +18,6 @@
 ///   ClientObjects            the clients and their buffers (OWN-1)
 ///   ClientCommands, PutQueue, FetchTable, TaskTable   what clients ask beside runs (FUT-3, MOVE-1)
 ///   RunTrace                 what was done when, while a trace is on (TRACE-2)
-///   SequentialDispatch       runs that are prepared node by node, for measurements
 ///
 /// Each of them uses those on which it is built, directly. What goes the other way (a buffer that is defined wakes its
 /// readers, a transfer that is over starts what it made ready) goes through OutputFinder and Dispatcher, which the
@@ -61,7 +60,6 @@
 #include "executor/row_exchanges.h"
 #include "executor/run_table.h"
 #include "executor/run_trace.h"
-#include "executor/sequential_dispatch.h"
 #include "executor/task_table.h"
 #include "executor/transfer_manager.h"
 #include "executor/value_refs.h"
@@ -110,9 +108,6 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// `words`: what follows the record. An invalid run (unknown plan, wrong counts) fails as a whole; no other run does.
   /// `read_ns`: when the host read the record, for a trace; 0: now.
   void on_run(const RunRecord& record, const uint64_t* words, int64_t read_ns = 0);
-  /// Prepares the nodes of a stepwise run up to global node `last`. Does nothing when the run failed as a whole,
-  /// because the executor does not know that run.
-  void on_go(uint64_t order, uint32_t last) { sequential_.on_go(order, last); }
   void on_command(const CommandRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
   /// kInvalid: the peer's record is wrong (the peer has no part in that transfer, or has sent the same before). Then
@@ -198,7 +193,8 @@ class Executor final : private OutputFinder, private Dispatcher {
   void value_there(uint32_t slot, uint32_t value, Value ref, uint64_t devices) override {
     decisions_.value_there(slot, value, ref, devices);
   }
-  void prepare_node(NodeRef ref, const NodeRecord& node) override;
+  /// A call enters its FIFOs; a transfer announces its receive.
+  void prepare_node(NodeRef ref, const NodeRecord& node);
   void drain() override;
   /// Ends the sends that are over, and gives memory to the receives that wait. Returns how many things were done.
   uint32_t move_on();
@@ -235,7 +231,6 @@ class Executor final : private OutputFinder, private Dispatcher {
   FetchTable fetches_;
   ClientCommands commands_;
   ValueSettler settler_;
-  SequentialDispatch sequential_;
   bool is_looking_ = false;  ///< within look()
   /// A launch took long. Nothing more is started until the next `poll`, so that the records that other hosts have sent
   /// meanwhile are read first: what they make possible may be due before what is ready here, at those hosts too.

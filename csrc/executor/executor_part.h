@@ -24,8 +24,6 @@ namespace pathways {
 
 class Dispatcher {
  public:
-  /// A call enters its FIFOs; a transfer announces its receive.
-  virtual void prepare_node(NodeRef ref, const NodeRecord& node) = 0;
   /// Launches and starts what is ready. Within a launch or a start of a transfer it does nothing: that goes on to the
   /// next ready node itself.
   virtual void drain() = 0;

@@ -19,8 +19,6 @@ struct ExecutorStats {
   uint64_t exchange_records = 0;  ///< sent to other hosts for exchanges of rows, ever (EXCH-1)
   uint64_t overfull = 0;  ///< launches and puts made without enough memory: no work under way would have freed any
   uint64_t tasks = 0;     ///< under way in the backend
-  uint64_t goes = 0;      ///< gos for stepwise runs
-  uint64_t go_ns = 0;     ///< time spent on preparing the nodes of these gos
 };
 
 }  // namespace pathways

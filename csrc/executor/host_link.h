@@ -71,8 +71,6 @@ class HostLink {
     command_done(record.header.client, bytes_of(record));
     if (record.hold != 0) hold_over(record.header.client, record.hold);
   }
-  /// A call of a stepwise run has left the FIFOs of its devices: it is enqueued, or has failed.
-  virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
   /// The owner's thread may now be in a launch for long. The records that were sent to other hosts before go out now;
   /// for which there is no room, another thread delivers until `come_back` (GANG-2).
   virtual void leave() {}

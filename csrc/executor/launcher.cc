@@ -159,7 +159,6 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
   }
   // After the outputs: a transfer of an output is ready before the next call of these devices, and starts before it.
   queues_.leave(node);
-  if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
   if (watched != nullptr) {
     ++run.open;
     const auto kind = error == 0 ? PendingValue::Kind::kNode : PendingValue::Kind::kStandIn;

@@ -82,8 +82,6 @@ struct Run {
   int64_t counted_ns = 0;     ///< until when that is counted
   int64_t launched_ns = 0;    ///< when its last launch began; 0: none has
   int64_t dispatched_ns = 0;  ///< traced: when its record was read; 0: it is not traced
-  bool is_stepwise = false;
-  uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
   std::vector<Value> values;
   std::vector<uint64_t> ages;              ///< per value, valid once the value exists
   std::vector<uint32_t> errors;            ///< per value: 0, or its error

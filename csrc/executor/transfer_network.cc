@@ -12,7 +12,6 @@ namespace pathways {
 void TransferManager::send_early(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   const Run& run = runs_[exchange.run];
-  if (run.is_stepwise) return;  // the destination prepares the transfer later, so it could not tell it from a stale one
   const NodeContext where = run.context(exchange.node);
   std::vector<ReceiveBuffers> early;
   std::vector<uint64_t> bytes;

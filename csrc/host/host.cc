@@ -217,11 +217,6 @@ void Host::take(std::span<const std::byte> bytes) {
       executor_.on_command(record, bytes.subspan(sizeof record, record.bytes));
       return;
     }
-    case RecordKind::kGo: {
-      const auto record = read_as<GoRecord>(bytes);
-      executor_.on_go(record.order, record.last);
-      return;
-    }
     case RecordKind::kClientGone:
       forget_client(header.client);
       return;
@@ -296,10 +291,6 @@ void Host::command_done(uint32_t client, uint64_t bytes) {
 
 void Host::hold_over(uint32_t client, uint64_t hold) {
   send(to_controller_, HoldOverRecord{{RecordKind::kHoldOver, 0, client}, hold});
-}
-
-void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
-  send(to_controller_, EnqueuedRecord{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host});
 }
 
 uint32_t Host::most_to(uint32_t host) const {

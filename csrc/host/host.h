@@ -106,7 +106,6 @@ class Host : private HostLink {
                 const TakenBranches& taken) override;
   void command_done(uint32_t client, uint64_t bytes) override;
   void hold_over(uint32_t client, uint64_t hold) override;
-  void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void leave() override;
   void come_back() override;
   void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;

@@ -3,9 +3,9 @@
 /// Each record begins with a `RecordHeader`; the record's kind fixes what follows. All records are trivially copyable,
 /// of fixed width, 8-aligned, and in the machine's byte order, because rings never leave the machine. Directions:
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
-///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
-///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued (as kGo, in sequential dispatch);
-///                          kFutureDone, for a client on another machine (far_records.h)
+///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost
+///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kFutureDone, for a client on another
+///                          machine (far_records.h)
 ///   controller -> client   kFailed, kReclaim
 ///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision; of exchanges of
 ///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (executor/row_exchanges.h)
@@ -29,24 +29,19 @@ enum class RecordKind : uint16_t {
   kFailed = 6,
   kReceiveReady = 7,
   kReceiveDone = 8,
-  kGo = 9,
-  kEnqueued = 10,
-  kHostLost = 11,
-  kReclaim = 12,
-  kCommandsDone = 13,
-  kHoldOver = 14,
-  kDecision = 15,
-  kExchangeReport = 16,
-  kExchangeDecision = 17,
-  kExchangeWritten = 18,
-  kFutureDone = 19,
+  kHostLost = 9,
+  kReclaim = 10,
+  kCommandsDone = 11,
+  kHoldOver = 12,
+  kDecision = 13,
+  kExchangeReport = 14,
+  kExchangeDecision = 15,
+  kExchangeWritten = 16,
+  kFutureDone = 17,
 };
 
 /// How something ended that one host tells another. kDead: it belongs to a branch that was not taken.
 enum class Outcome : uint16_t { kDone = 0, kFailed = 1, kDead = 2 };
-
-/// A flag in a run's `detail`, from the controller to hosts: nodes are prepared only as gos come.
-inline constexpr uint16_t kRunStepwise = 4;
 
 /// What a command asks of the hosts. Its payload follows the record.
 enum class CommandKind : uint16_t {
@@ -180,21 +175,6 @@ struct HostLostRecord {
   RecordHeader header;
   uint64_t loss;  ///< how many losses the cluster has had, this one included
   uint32_t hosts, bytes;
-};
-
-/// To a host that has a part of a run sent as kRunStepwise: the host prepares its nodes up to `last`.
-struct GoRecord {
-  RecordHeader header;
-  uint64_t order;
-  uint32_t last, reserved;  ///< last: global node
-};
-
-/// A host has enqueued a call of a run sent as kRunStepwise, or will never do so.
-struct EnqueuedRecord {
-  RecordHeader header;
-  uint64_t tag;   ///< the entry's id
-  uint32_t node;  ///< global node
-  uint32_t host;
 };
 
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 88);

@@ -61,20 +61,6 @@ std::vector<uint32_t> ModelledProgram::result_parts() const {
   return parts;
 }
 
-std::vector<ProgramNode> ModelledProgram::nodes() const {
-  std::vector<ProgramNode> nodes;
-  for (uint32_t i = 0; i < steps_.size(); ++i) {
-    const Step& step = steps_[i];
-    ProgramNode node{i + 1, step.kind == NodeKind::kCall, slices_[step.slice].hosts};
-    if (!node.is_call) {
-      const auto& sources = slices_[step.source_slice].hosts;
-      node.hosts.insert(node.hosts.end(), sources.begin(), sources.end());
-    }
-    nodes.push_back(std::move(node));
-  }
-  return nodes;
-}
-
 std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices, bool own_handles) const {
   std::vector<uint32_t> local(values_.size(), kNoValue);
   uint32_t count = 0;

@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "controller/stepper.h"
 #include "plan/plan.h"
 #include "simulate/modelled_device.h"
 
@@ -47,8 +46,6 @@ class ModelledProgram {
   /// The hosts of all slices that the program uses, ascending.
   std::vector<uint32_t> hosts() const;
   std::vector<uint32_t> result_parts() const;
-  /// The nodes of the program in order, each with its hosts.
-  std::vector<ProgramNode> nodes() const;
   /// `own_handles`: of runs whose records have only the handles of what lies on the host.
   std::vector<std::byte> plan_of(uint32_t host, uint32_t devices, bool own_handles = false) const;
   /// The communicator of each node of a host's plan. `by_slice[slice]`: the communicator of a slice of several hosts.

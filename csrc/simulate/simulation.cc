@@ -24,7 +24,6 @@ Simulation::Simulation(const SimulationOptions& options) : options_(options), cl
     blocks.push_back(HostBlock::attach(host_segments_.back()));
   }
   Controller::Options controller{.window = options.window, .budgets = options.budgets, .grace = options.grace};
-  controller.sequential = options.sequential;
   controller.policy = options.policy;
   controller_ = std::make_unique<Controller>(std::move(controller), controller_block_, blocks);
   Host::Options host_options{.devices = options.devices, .max_in_flight = options.max_in_flight};
@@ -100,7 +99,6 @@ const Simulation::Program& Simulation::add_program(ModelledProgram program, bool
     communicators.push_back(options_.pair_gangs && slice.hosts.size() > 1 ? fabric_.add_communicator(slice.hosts)
                                                                           : Fabric::kNoCommunicator);
   }
-  controller_->add_plan(entry->ref.plan, program.nodes());
   if (client) controller_->register_plan(entry->ref.plan, *client, entry->ref.group, devices_of(program));
   if (options_.own_handles) {
     std::vector<GroupId> groups;

@@ -31,8 +31,7 @@ struct SimulationOptions {
   int64_t step_ns = 0;
   int64_t transfer_ns = 0;
   ModelClock::Kind clock = ModelClock::Kind::kVirtual;
-  bool sequential = false;  ///< dispatch node by node
-  bool pair_gangs = true;   ///< a Fabric checks the gangs
+  bool pair_gangs = true;  ///< a Fabric checks the gangs
   PolicyKind policy = PolicyKind::kFifo;
   std::vector<uint64_t> budgets = {};  ///< bytes per memory space of the controller's ledger
   std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< ControllerOptions::grace

@@ -22,7 +22,6 @@ class LocalCluster:
         device_memory: budget of each device in bytes, by which runs are admitted; None: what the device says that it
             has, on CPU its share of the machine's memory.
         transfer_memory: budget in bytes of each host's shared memory, into which transfers land; None: 1 GiB.
-        dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
         distance_us: microseconds that each message between the cluster's processes is on its way, as if they were far
             apart. For measurement; messages to and from clients, and the data itself, take no longer.
         machines: how many machines the hosts behave as if they were on, in their order and as many on each; the
@@ -50,7 +49,6 @@ class LocalCluster:
     platform: str | None = None
     device_memory: int | None = None
     transfer_memory: int | None = None
-    dispatch: str = "parallel"
     distance_us: int = 0
     machines: int = 1
     policy: str = "share"
@@ -62,15 +60,12 @@ class LocalCluster:
     max_priority: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a dispatch, or a policy, that there is not."""
+        """Refuses a policy that there is not."""
         check_rules(self.policy, self.when_full)
-        if self.dispatch not in ("parallel", "sequential"):
-            raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
     def start(self, progress: Any, terms: ClientTerms | None) -> Any:
         """Starts it: what `connect` does first. Returns a `LocalClusterHandle`."""
         from pathways.cluster.launcher import start_local_cluster
 
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        is_sequential = sizes.pop("dispatch") == "sequential"
-        return start_local_cluster(progress=progress, terms=terms, sequential=is_sequential, **sizes)
+        return start_local_cluster(progress=progress, terms=terms, **sizes)

@@ -320,52 +320,6 @@ def _transfer_between(
 
 
 @bench.command()
-@click.option("--stages", type=_Integers(2), default="2,4,8,16", show_default=True, help="Each stage on its own host.")
-@click.option("--us", type=_Integers(0), default="0,100,300,1000,3000,10000", show_default=True, help="Of a stage.")
-@click.option("--distances", type=_Integers(0), default="0,2000", show_default=True, help="Added to messages, in us.")
-@click.option(
-    "--kinds", default="sleep,matmul", show_default=True, help="sleep: takes time and no core. matmul: computes."
-)
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option(
-    "--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="Length of one measurement."
-)
-@_plot
-@_out
-@_results
-def pipeline(
-    stages: tuple[int, ...],
-    us: tuple[int, ...],
-    distances: tuple[int, ...],
-    kinds: str,
-    repeats: int,
-    seconds: float,
-    plot_path: Path | None,
-    json_path: Path | None,
-    results: Path | None,
-) -> None:
-    """Figure 7 of the paper: pipelines in parallel and in sequential dispatch, and what the hops predict."""
-    from pathways.bench import pipeline as pipelines
-    from pathways.bench import plot
-
-    console = rich.console.Console(stderr=True)
-    try:
-        report = pipelines.run(
-            stages,
-            us,
-            _names(kinds),
-            repeats,
-            seconds,
-            distances,
-            lambda text: console.print(text, markup=False, highlight=False),
-        )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    _draw(plot.figure7, report, plot_path, results)
-    _publish(report, json_path, results)
-
-
-@bench.command()
 @click.option("--only", default="rates,shares,waits,dispatch", show_default=True, help="What to measure.")
 @click.option("--rivals", default="jax", show_default=True, help="Any of jax; for the rates.")
 @click.option("--clients", type=_Integers(), default="1,2,4,8,16", show_default=True, help="Client processes.")

@@ -1,4 +1,4 @@
-"""Pictures of results: `dispatch` and `pipeline` in the style of the paper's Figures 5 and 7, rates of `transfer`."""
+"""Pictures of results: `dispatch` in the style of the paper's Figure 5, rates of `transfer`."""
 
 from __future__ import annotations
 
@@ -81,49 +81,4 @@ def transfers(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes[0][0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def figure7(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes the picture of `pipeline`: above computations per second over stages, below the ratio and its prediction.
-
-    One panel per distance and length of a step; steps that sleep, or where there are none, those that compute. Needs
-    matplotlib.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    kind = "sleep" if any(row["kind"] == "sleep" for row in rows) else "matmul"
-    shown = [row for row in rows if row["kind"] == kind]
-    panels = sorted({(row["distance_us"], row["length_us"]) for row in shown})
-    figure, axes = pyplot.subplots(2, len(panels), figsize=(2.5 * len(panels) + 1, 6), sharex=True, squeeze=False)
-    for column, panel in enumerate(panels):
-        here = [row for row in shown if (row["distance_us"], row["length_us"]) == panel]
-        points = sorted(here, key=lambda row: row["stages"])
-        stages = [row["stages"] for row in points]
-        above, below = axes[0][column], axes[1][column]
-        for mode, marker in (("parallel", "o"), ("sequential", "s")):
-            above.plot(stages, [row[f"{mode}_per_second"] for row in points], marker=marker, label=mode)
-            low, high = ([row[f"{mode}_per_second_{end}"] for row in points] for end in ("min", "max"))
-            above.fill_between(stages, low, high, alpha=0.12)
-        below.plot(stages, [row["ratio"] for row in points], marker="o", color="C2", label="measured")
-        below.fill_between(
-            stages, [row["ratio_min"] for row in points], [row["ratio_max"] for row in points], color="C2", alpha=0.12
-        )
-        below.plot(stages, [row["predicted"] for row in points], linestyle="--", color="C3", label="predicted")
-        far = f", {panel[0] / 1000:g} ms apart" if panel[0] else ""
-        above.set(ylim=(0, None))
-        above.set_title(f"{panel[1] / 1000:g} ms{far}", fontsize=9)
-        below.set(xscale="log", xlabel="stages", xticks=stages, xticklabels=stages, ylim=(0.8, None))
-        below.minorticks_off()
-        for axis in (above, below):
-            axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("computations per second")
-    axes[1][0].set_ylabel("parallel over sequential")
-    axes[0][0].legend(fontsize=8)
-    axes[1][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -35,14 +35,12 @@ from pathways.controller.host_starter import HostStarter, HostStarterHere, NoPro
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, Peers, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
-from pathways.plan.binding import BoundProgram, concerned
 from pathways.plan.memory_profile import UNLIMITED
 from pathways.plan.topology import Topology
 from pathways.process.children import is_readable
 from pathways.process.config import ControllerConfig, HostConfig
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import wire
-from pathways.protocol.serialization import load_program
 from pathways.protocol.wire import Stage
 
 STOP_GRACE_S = 2.0
@@ -164,7 +162,6 @@ class ClusterManager:
             # A host reports the memory of its devices when it is ready: see `host_stage`.
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),
-            sequential=sizes.sequential,
             policy=getattr(self.native.Policy, sizes.policy),
             asks_for_room=sizes.when_full == "suspend",
             status=self.status_segment,
@@ -481,19 +478,7 @@ class ClusterManager:
             shutil.rmtree(self.config.directory, ignore_errors=True)
 
     def register_plan(self, program: ProgramRecord) -> None:
-        """Gives the native controller the client whose runs may name a program, and the hosts of its runs (TRUST-1).
-
-        A cluster that dispatches node by node (`sequential`) also needs the hosts of each node.
-        """
-        if self.config.options.sequential:
-            logical = load_program(program.request.store_program.program)
-            if logical.has_choices:
-                raise errors.PlanError(
-                    f"program {program.name!r} has branches, or loops that data ends, around placed functions, which "
-                    'a cluster with dispatch="sequential" does not run: start it with dispatch="parallel"'
-                )
-            bound = BoundProgram(logical, program.bindings, self.topology.devices_per_host)
-            self.controller.add_plan(program.number, concerned(bound))
+        """Gives the native controller the client whose runs may name a program, and the hosts of its runs (TRUST-1)."""
         used = sorted({device for binding in program.bindings for device in binding})
         devices = [(device // self.topology.devices_per_host, device) for device in used]
         self.controller.register_plan(program.number, program.client, self.numbers.group(program.stored), devices)

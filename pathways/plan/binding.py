@@ -119,11 +119,6 @@ def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
     return tuple(sorted({device // devices_per_host for device in devices}))
 
 
-def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
-    """Per node of the program: whether it is a call, and the hosts with devices of its inputs or outputs."""
-    return [(node.kind is NodeKind.CALL, sorted(bound.hosts_of_node(node))) for node in bound.program.nodes]
-
-
 def pinned(bound: BoundProgram) -> frozenset[int]:
     """The values that must not be donated (MEM-4), for one of two reasons. A transfer or an exchange may read its
     inputs after the launches that follow it. The source and target of a transfer may share memory, when their slices

@@ -64,7 +64,6 @@ class ClusterOptions:
     device_memory: int | None = None
     transfer_memory: int | None = None
     machines: int = 1  # over which the hosts are spread, the same number on each
-    sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
     policy: str = "share"  # a key of POLICIES
     when_full: str = "refuse"  # a key of WHEN_FULL
     #: The folder where checkpoints lie, with "{client}" for the client's name; None: anywhere.

@@ -45,7 +45,6 @@ struct WorkingHost final : HostLink {
   void hold_over(uint32_t client, uint64_t hold) override {
     rings.say(HoldOverRecord{{RecordKind::kHoldOver, 0, client}, hold});
   }
-  void enqueued(uint32_t, uint64_t, uint32_t) override {}
   void receive_ready(uint32_t, uint64_t, uint32_t, std::span<const uint64_t>) override {}
   void receive_done(uint32_t, uint64_t, uint32_t, Outcome, std::string_view) override {}
   void exchange_words(uint32_t, ExchangeWords, uint64_t, uint32_t, std::span<const uint64_t>) override {}

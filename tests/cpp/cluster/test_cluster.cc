@@ -6,7 +6,6 @@
 //   MEM-4, OWN-1  every test ends with no value, object, run, exchange or future left
 //   ERR-1         Faults.*: what does not depend on a failure is right
 //   ASY-1         TinyWindow: credits and windows of one
-//   Sequential.*  the same with sequential dispatch
 #include "cluster/workload.h"
 #include "support.h"
 
@@ -121,36 +120,17 @@ Scene own_handles(Scene scene) {
 }
 TEST(Cluster, OwnHandles) { play_many(own_handles({small(), 1, 400, {15, 45, 15, 10, 15}}), 2 * kSeeds); }
 
-Scene sequential(Scene scene) {
-  scene.options.sequential = true;
-  return scene;
-}
-
-TEST(Sequential, Ordered) { play_many(sequential({small()}), kSeeds); }
-TEST(Sequential, AtOnce) { play_many(sequential({small(0)}), kSeeds); }
-TEST(Sequential, ClientsGoCancelling) { play_many(sequential({small(), 5, 500, {15, 45, 15, 10, 15}, true}), kSeeds); }
-
-TEST(Sequential, TinyWindow) {
-  Scene scene{small()};
-  scene.options.window = 1;
-  scene.options.client_window = 2;
-  scene.options.max_in_flight = 1;
-  play_many(sequential(scene), kSeeds);
-}
-
 // Each of the modelled device's faults, once per run of the cluster: only what depends on it may fail.
 TEST(Faults, OnlyDependentsFail) {
   const Watchdog watchdog("a cluster with faults");
-  for (uint32_t i = 0; i < 2 * kSeeds && !HasFailure(); ++i) {
+  for (uint32_t i = 0; i < kSeeds && !HasFailure(); ++i) {
     SCOPED_TRACE("seed " + std::to_string(seed() + i));
     std::mt19937_64 random(seed() + i);
-    SimulationOptions options = small();
-    options.sequential = i % 2 == 1;
-    Simulation sim(options);
+    Simulation sim(small());
     sim.add_client();
     const Stage stage = make_stage(sim, kSlices, 6, 8, random());
     ModelledFaults faults;
-    switch (i / 2 % 6) {
+    switch (i % 6) {
       case 0:
         faults.fail_launch = 20;
         break;
@@ -186,7 +166,7 @@ TEST(Faults, OnlyDependentsFail) {
     }
     EXPECT_TRUE(sim.run_until_idle());
     EXPECT_EQ(load.wrong(), 0u);
-    if (i / 2 % 6 == 5) {
+    if (i % 6 == 5) {
       EXPECT_EQ(load.failed(), 0u);
     }
     expect_ordered(sim);

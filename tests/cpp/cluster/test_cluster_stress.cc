@@ -77,12 +77,6 @@ void play(SimulationOptions options, uint32_t clients, Workload::Rates rates) {
 TEST(Threads, Ordered) { play(threaded(), 2, {15, 45, 20, 15, 0}); }
 TEST(Threads, Cancelled) { play(threaded(), 2, {15, 45, 15, 10, 15}); }
 
-TEST(Threads, Sequential) {
-  SimulationOptions options = threaded();
-  options.sequential = true;
-  play(options, 2, {15, 45, 15, 10, 15});
-}
-
 TEST(Threads, TinyWindow) {
   SimulationOptions options = threaded();
   options.window = 2;

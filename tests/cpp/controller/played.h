@@ -70,7 +70,7 @@ struct RawClient {
 };
 
 struct Cluster : ::testing::Test {
-  explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {}, bool sequential = false,
+  explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {},
                    PolicyKind policy = PolicyKind::kFifo, bool asks_for_room = false,
                    std::chrono::nanoseconds grace = std::chrono::milliseconds(250), bool knows_plans = false)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
@@ -79,7 +79,7 @@ struct Cluster : ::testing::Test {
       hosts.push_back(std::make_unique<PlayedHost>(h, count, block));
       blocks.push_back(hosts[h]->block);
     }
-    Controller::Options options{.window = window, .budgets = std::move(budgets), .sequential = sequential};
+    Controller::Options options{.window = window, .budgets = std::move(budgets)};
     options.policy = policy;
     options.asks_for_room = asks_for_room;
     options.grace = grace;

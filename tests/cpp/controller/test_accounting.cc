@@ -21,7 +21,7 @@ constexpr uint32_t kBad = 7;
 
 /// One device of 1000 bytes. Plan `kGood` is client 0's. Client 1 is the culprit, and plan `kBad` is its own.
 struct Accounting : Cluster {
-  Accounting() : Cluster(64, 2, {1000}, false, PolicyKind::kFifo, false, std::chrono::milliseconds(250), true) {
+  Accounting() : Cluster(64, 2, {1000}, PolicyKind::kFifo, false, std::chrono::milliseconds(250), true) {
     set = controller->add_space_set({0});
     controller->register_plan(kGood, 0, kFirst);
     controller->set_plan_memory(kGood, memory_of(0, 10));

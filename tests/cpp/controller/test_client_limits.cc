@@ -21,7 +21,7 @@ namespace {
 /// One device of 1000 bytes, and two clients: `good`, which is number 0, and `second`, which is number 1.
 struct Limits : Cluster {
   explicit Limits(std::chrono::nanoseconds grace = std::chrono::milliseconds(250))
-      : Cluster(64, 2, {1000}, false, PolicyKind::kFifo, false, grace) {
+      : Cluster(64, 2, {1000}, PolicyKind::kFifo, false, grace) {
     set = controller->add_space_set({0});
     controller->add_client(1, second_memory.block);
     second = std::make_unique<Client>(Client::Options{1, 8}, second_memory.block, block);

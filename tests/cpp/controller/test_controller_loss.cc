@@ -1,7 +1,7 @@
 // Hosts that are lost and come back, between a client and a controller; the test plays the hosts.
 //
 //   ERR-2    all of it: what fails, what waits, what goes on, and what a successor is told
-//   GANG-1   Loss.NoBreach: a lost host's gangs are missed by nobody; SequentialLoss: survivors run what was granted
+//   GANG-1   Loss.NoBreach: a lost host's gangs are missed by nobody
 //   ORD-1    Loss.SurvivorsHearOfItInTheOrder
 //   OWN-1    Loss.AClientLeavesMeanwhile, Loss.WhatItWasLentComesBack
 //   ARENA-5  Loss.WhatItWasLentComesBack
@@ -373,42 +373,6 @@ TEST_F(Loss, WhileItRuns) {
   }
   while (good->in_flight() != 0) std::this_thread::yield();
   controller->stop();
-}
-
-struct SequentialLoss : Cluster {
-  SequentialLoss() : Cluster(4, 2, {}, true) {
-    controller->add_group(3, {1});
-    controller->add_plan(5, {{0, true, {0}}, {1, true, {1}}});
-  }
-};
-
-TEST_F(SequentialLoss, WhatWaitsForItsTurnLeavesBeforeTheLoss) {
-  const uint64_t first = submit(2), second = submit(2), third = submit(3);
-  pass();
-  const RunRecord run = hosts[0]->next_run();
-  EXPECT_NE(run.header.detail & kRunStepwise, 0);
-  EXPECT_EQ(hosts[0]->next_kind(), RecordKind::kGo);
-  EXPECT_TRUE(hosts[0]->next().empty());  // the second run waits for its turn
-  controller->lose_hosts({1}, kWhy);
-  pass();
-  const RunRecord next = hosts[0]->next_run();  // GANG-1: it was granted, so the survivor runs it
-  EXPECT_EQ(next.header.detail & kRunStepwise, 0);
-  EXPECT_EQ(hosts[0]->next_kind(), RecordKind::kHostLost);
-  hosts[0]->say(EnqueuedRecord{{RecordKind::kEnqueued, 0, 0}, run.tag, 0, 0});  // it was on its way
-  hosts[0]->done(run);
-  hosts[0]->done(next);
-  pass();
-  EXPECT_TRUE(is_up()) << block->failure();
-  EXPECT_TRUE(controller->is_idle());
-  good->poll_inbox();
-  for (const uint64_t result : {first, second, third}) EXPECT_EQ(good->error_of(Handle{result}), kWhy);
-  auto successor = std::make_unique<PlayedHost>(1, 2, block);
-  controller->restore_host(1, successor->block);
-  (void)submit(2);
-  pass();
-  EXPECT_EQ(hosts[0]->next_run().header.detail & kRunStepwise, 0);
-  hosts[1] = std::move(successor);
-  EXPECT_EQ(hosts[1]->next_run().order, 4u);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ constexpr uint64_t kRing = 1u << 14;  // of a client
 
 struct Flow : Cluster {
   /// What waits for memory waits for as long as a slow machine takes: nothing here is about refusals.
-  Flow() : Cluster(2, 2, {100}, false, PolicyKind::kFifo, false, std::chrono::hours(1)) {}
+  Flow() : Cluster(2, 2, {100}, PolicyKind::kFifo, false, std::chrono::hours(1)) {}
 
   /// Sends commands of so many bytes of payload until nothing more is taken. How many were sent.
   uint64_t flood(Client& client, GroupId group, size_t payload) {

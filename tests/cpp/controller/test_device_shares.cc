@@ -25,7 +25,7 @@ constexpr int64_t kMs = 1'000'000;
 constexpr GroupId kFirstHost = 1, kBothHosts = 2;
 
 struct Shares : Cluster {
-  Shares() : Cluster(64, 2, {}, false, PolicyKind::kPriority) {}
+  Shares() : Cluster(64, 2, {}, PolicyKind::kPriority) {}
   ~Shares() override { controller.reset(); }  // before the second client's memory
 
   /// A second client.

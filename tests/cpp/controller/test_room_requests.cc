@@ -10,7 +10,7 @@ namespace {
 
 /// One memory space of 100 bytes, and two clients: 0 (`good`) and 1 (`other`).
 struct RoomRequests : Cluster {
-  RoomRequests() : Cluster(2, 2, {100}, false, PolicyKind::kFifo, true) {
+  RoomRequests() : Cluster(2, 2, {100}, PolicyKind::kFifo, true) {
     set = controller->add_space_set({0});
     other = std::make_unique<Client>(Client::Options{1, 8}, other_memory.block, block);
     controller->add_client(1, other_memory.block);

@@ -39,7 +39,6 @@ class RecordingLink final : public HostLink {
     taken[tag] = branches;
   }
   void hold_over(uint32_t, uint64_t hold) override { holds_over.push_back(hold); }
-  void enqueued(uint32_t, uint64_t tag, uint32_t node) override { enqueued_calls.push_back({tag, node}); }
   void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
                                from = self](Executor& to) { (void)to.on_receive_ready(order, node, from, o); }});
@@ -88,11 +87,10 @@ class RecordingLink final : public HostLink {
   std::set<uint64_t> refused;         ///< handles that nobody will read
   std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
   std::vector<uint64_t> holds_over;
-  std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected
-  std::map<uint64_t, TakenBranches> taken;                    ///< by tag
-  std::map<uint64_t, int64_t> busy_ns;                        ///< by tag
-  uint64_t decisions = 0;                                     ///< sent
-  std::vector<std::pair<uint64_t, uint32_t>> enqueued_calls;  ///< tag and global node, of stepwise runs
+  std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;  ///< by tag: gangs launched, expected
+  std::map<uint64_t, TakenBranches> taken;                 ///< by tag
+  std::map<uint64_t, int64_t> busy_ns;                     ///< by tag
+  uint64_t decisions = 0;                                  ///< sent
   std::deque<Message> outgoing;
   std::function<void()> on_leave;
 };
@@ -114,9 +112,9 @@ struct BenchHost {
     if (compiled) executor.set_compiled(id);
   }
   void run(uint64_t order, uint32_t plan, std::vector<uint64_t> arguments, const std::vector<uint64_t>& results,
-           uint32_t client = 0, std::vector<uint64_t> wanted = {}, uint16_t flags = 0) {
+           uint32_t client = 0, std::vector<uint64_t> wanted = {}) {
     RunRecord record{};
-    record.header = {RecordKind::kRun, static_cast<uint16_t>(flags | (wanted.empty() ? 0 : kRunWanted)), client};
+    record.header = {RecordKind::kRun, static_cast<uint16_t>(wanted.empty() ? 0 : kRunWanted), client};
     record.tag = record.order = order;
     record.plan = plan;
     record.arguments = static_cast<uint32_t>(arguments.size());

@@ -98,7 +98,6 @@ struct LinkedCluster : testing::Test {
       programs.push_back(make_random_program({{{0}, 1}, {{1}, 1}, {{2}, 1}}, 8, {}, random()));
       refs.push_back({plan, plan + 1, programs[plan].result_parts(), {}});
       refs[plan].result_bytes.assign(refs[plan].result_parts.size(), 8);
-      controller->add_plan(plan, programs[plan].nodes());
       controller->add_group(plan + 1, programs[plan].hosts());
       for (const uint32_t h : programs[plan].hosts()) machines[h]->add_plan(plan, programs[plan]);
     }
