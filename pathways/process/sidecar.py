@@ -118,7 +118,15 @@ class Sidecar:
             request = json.loads(receive(self._link, _ANY))
             answer = {"id": request.pop("id")}
             try:
-                getattr(self, "_" + request.pop("do"))(**request)
+                match request.pop("do"):
+                    case "load":
+                        self._load(**request)
+                    case "drop":
+                        self._drop(**request)
+                    case "call":
+                        self._call(**request)
+                    case other:
+                        raise ValueError(f"the host asks for {other!r}, which a sidecar does not know")
             except BaseException as problem:
                 answer["error"] = describe(problem)
             self._check_process()
