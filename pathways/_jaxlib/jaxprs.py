@@ -118,6 +118,9 @@ def scan_of(
 
 def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, open or closed."""
+    if "donated_invars" in params:  # of a jit, whose other parameters have an item per argument and result
+        yield params["jaxpr"]
+        return
     for value in params.values():
         yield from filter(is_jaxpr, value if isinstance(value, (tuple, list)) else (value,))
 

@@ -85,8 +85,10 @@ class Walk:
         last_use: Mapping[int, int],
         transferred: Set[int],
         arriving: Mapping[int, Sequence[int]],
+        nodes: Sequence[int],
     ) -> None:
-        """`size(value)`: bytes on the device. `taken(node)`: bytes that a call takes while it runs.
+        """`size(value)`: bytes on the device. `taken(node)`: bytes that a call takes while it runs. `nodes`: those that
+        read or make a value on the device, in order.
 
         `transferred` are the outputs of transfers that take memory of the device. `arriving[node]` are those that may
         exist from a node on. The others may exist at any time; they are not counted here.
@@ -98,6 +100,7 @@ class Walk:
         self._last_use = last_use
         self._transferred = transferred
         self._arriving = arriving
+        self._nodes = nodes
         self._arrives = {v for values in arriving.values() for v in values}
         self._kept = set(program.results)
         self._stays = self._kept | transferred
@@ -108,7 +111,7 @@ class Walk:
 
     def peak(self) -> int:
         """The most bytes at any point."""
-        return self._sequence(range(len(self._program.nodes)), 0, 0)[0]
+        return self._sequence(self._nodes, 0, 0)[0]
 
     def _sequence(self, nodes: Sequence[int], depth: int, live: int) -> tuple[int, int]:
         """The peak of nodes that are run one after the other, `depth` branches deep, and what is left."""

@@ -178,8 +178,16 @@ class Profile:
 
         arriving, early = self.arrivals(meshes)
         transferred = early.union(*arriving.values())
-        walk = Walk(program, size, taken, donates, self._last_use, transferred, arriving)
+        nodes = [number for number, node in enumerate(program.nodes) if self._touches(node, meshes)]
+        walk = Walk(program, size, taken, donates, self._last_use, transferred, arriving, nodes)
         return walk.peak(), sum(map(size, early))
+
+    def _touches(self, node: Node, meshes: frozenset[int]) -> bool:
+        """Whether a node is launched on these meshes, or reads or makes a value there."""
+        program = self._bound.program
+        if node.kind is NodeKind.CALL:
+            return program.computations[node.computation].mesh in meshes
+        return any(program.values[value].mesh in meshes for value in (*node.inputs, *node.outputs))
 
     def _launched_before(self, meshes: frozenset[int]) -> dict[int, int]:
         """For each value, the last call on a device of `meshes` that is launched before any part of the value can
@@ -232,17 +240,18 @@ class Profile:
                 kept.update(node.inputs[1:] if result in kept else ())
                 for value in node.inputs[1:]:
                     last_use[value] = max(last_use[value], last_use.get(result, -1))
+        offloaded = {value: self._offloaded_bytes(value) for value in self._on_no_device}
         dying: dict[int, list[int]] = {}
-        for value, number in last_use.items():
+        for value in {*self._receive_bytes_of, *offloaded}.intersection(last_use):
             if value not in kept:
-                dying.setdefault(number, []).append(value)
+                dying.setdefault(last_use[value], []).append(value)
         live = peak = 0
         for number, node in enumerate(program.nodes):
             taken = {value: self._receive_bytes_of.get(value, 0) for value in self._received_of(node)}
             numbers = self._numbers_bytes(node)  # that a permute writes, and keeps until its end
-            live += sum(taken.values()) + sum(map(self._offloaded_bytes, node.outputs))
+            live += sum(taken.values()) + sum(offloaded[value] for value in offloaded.keys() & {*node.outputs})
             peak = max(peak, live + numbers)
-            live -= sum(map(self._offloaded_bytes, dying.get(number, ())))
+            live -= sum(offloaded.get(value, 0) for value in dying.get(number, ()))
             if not self._receives_on_host:
                 live -= sum(taken.values())
                 continue

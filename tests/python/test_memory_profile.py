@@ -2,7 +2,8 @@
 
 Map: MEM-1 sizes (`test_sizes`, `test_what_lands`); MEM-2 peaks (`test_a_chain`, `test_donation`, `test_any_program`,
 `test_a_traced_pipeline`, `test_a_pipeline_within_one_host`), results (`test_results`); MEM-3 names
-(`test_the_biggest_buffers_are_named`); COST-2 work (`test_the_work_is_linear_in_the_nodes`). No devices.
+(`test_the_biggest_buffers_are_named`); COST-2 work (`test_the_work_is_linear_in_the_nodes`,
+`test_a_host_walks_through_its_own_nodes`). No devices.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, trace
 from pathways.plan.binding import BoundProgram, Launch, host_plan
+from pathways.plan.device_walk import Walk
 from pathways.plan.memory_profile import Profile, ProgramMemory, check_budget
 
 BLOCK = 128  # what a receive takes beside its bytes, at most
@@ -287,6 +289,17 @@ def test_the_work_is_linear_in_the_nodes() -> None:
 
     few, many = (min(seconds(length) for _ in range(2)) for length in (200, 3200))
     assert many < 32 * few
+
+
+def test_a_host_walks_through_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """COST-2: not through the calls of other hosts."""
+    steps: list[int] = []
+    monkeypatch.setattr(Walk, "_step", lambda _, number, live: steps.append(number) or (live, live))
+    nodes: list[Any] = [([0], [1], []), (1, 2), *(([n], [n + 1], []) for n in range(2, 9)), (9, 10), ([10], [11], [])]
+    values = [array(int(2 <= n <= 9)) for n in range(12)]
+    bound = BoundProgram(program([2, 2], values, nodes, [0], [11]), ((0, 1), (2, 3)), 2)
+    memory(bound, 0)
+    assert steps == [0, 1, 9, 10]
 
 
 def test_donation() -> None:
