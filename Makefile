@@ -39,7 +39,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native setup setup-dev demo test test-all test-cpp test-python quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
+.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -121,6 +121,9 @@ stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 
 stress-sample: $(BUILT) ## a sample of the stress tests, drawn by chance, in a few minutes; the seeds are printed
 	@$(PYTEST) -raP $(STRESS) $(PYTEST_ARGS)
+
+test-contract: $(BUILT) ## the contract tests; PATHWAYS_KIND=agents or far plays them on that kind of cluster
+	@$(PYTEST) tests/python/contract $(PYTEST_ARGS)
 
 contract-machines: $(BUILT) ## the contract tests over four machines: namespaces; without root, loopback addresses
 	@PATHWAYS_KIND=namespaces $(PYTEST) tests/python/contract $(PYTEST_ARGS)

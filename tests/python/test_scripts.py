@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import pathlib
 import shutil
@@ -12,8 +13,9 @@ import types
 import pytest
 
 
-def load(root: pathlib.Path, name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, root / "scripts" / f"{name}.py")
+def load(root: pathlib.Path, name: str, suffix: str = ".py") -> types.ModuleType:
+    loader = importlib.machinery.SourceFileLoader(name, str(root / "scripts" / f"{name}{suffix}"))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -81,3 +83,42 @@ def test_bootstrap_says_which_python_is_needed(root: pathlib.Path, tmp_path: pat
 )
 def test_the_list_of_old_words_finds_them(root: pathlib.Path, file: str, text: str, found: int) -> None:
     assert len(load(root, "words").hits(file, text)) == found
+
+
+LOG = """\
+PATHWAYS_SAMPLE=17 PATHWAYS_SHARE=1 (`all` and 1 play everything)
+=========== 2 failed, 30 passed, 1 skipped, 4 warnings in 61.20s (0:01:01) ===========
+PATHWAYS_TEST_SEED=5
+PATHWAYS_TEST_SEED=6
+96% tests passed, 1 tests failed out of 29
+12 passed, 1 error in 0.85s
+"""
+
+
+def test_nightly_counts_what_each_run_of_tests_says(root: pathlib.Path) -> None:
+    nightly = load(root, "nightly", "")
+    assert nightly.counts(LOG) == (30 + 28 + 12, 2 + 1 + 1, 1)
+    assert nightly.counts("nothing was run\n") == (0, 0, 0)
+    assert nightly.seeds(LOG) == "PATHWAYS_SAMPLE 17; PATHWAYS_TEST_SEED 5 6"
+
+
+def test_nightly_keeps_the_rows_of_stages_that_it_does_not_play(
+    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nightly = load(root, "nightly", "")
+    monkeypatch.setattr(nightly, "RESULTS", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(nightly, "LOGS", root / "build/nightly-test")
+    stages = {"good": ({}, ["echo", "3 passed in 1.0s"]), "bad": ({"CODE": "3"}, ["sh", "-c", "exit $CODE"])}
+    monkeypatch.setattr(nightly, "STAGES", stages)
+    monkeypatch.setattr(sys, "argv", ["nightly"])
+    assert nightly.main() == 1
+    first = nightly.rows()
+    assert " | 3 | 0 | 0 | " in first["good"] and " | 0 | exit 3 | 0 | " in first["bad"]
+    monkeypatch.setattr(sys, "argv", ["nightly", "good"])
+    assert nightly.main() == 0
+    assert nightly.rows()["bad"] == first["bad"]
+    monkeypatch.setattr(sys, "argv", ["nightly", "other"])
+    with pytest.raises(SystemExit):
+        nightly.main()
+    assert "expected stages of good, bad; got other" in capsys.readouterr().err
+    shutil.rmtree(root / "build/nightly-test")
