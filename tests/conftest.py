@@ -248,6 +248,13 @@ def sessions(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Any]]:
         each.close()
 
 
+@pytest.fixture(scope="session")
+def network(pytestconfig: pytest.Config) -> Any:
+    """The machines that are namespaces, with `PATHWAYS_KIND=namespaces` only; else None."""
+    machines = pytestconfig.stash.get(MACHINES, None)
+    return machines and machines.network
+
+
 @pytest.fixture
 def embedded_cluster(sessions: Callable[[str], Any]) -> Any:
     """This process's own eight CPU devices."""

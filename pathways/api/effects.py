@@ -111,11 +111,6 @@ class Effects:
             if self._last is not None and _is_over(self._last):
                 self._last = None
 
-    def forget(self) -> None:
-        """What comes now comes after nothing."""
-        with self._lock:
-            self._last = None
-
     def wait(self) -> None:
         """Waits until every callback with effects, of what was submitted so far, is over.
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -43,6 +45,22 @@ def why_not() -> str | None:
 def _have_clocks() -> bool:
     """Whether a namespace may have clocks of its own here; without, all machines of a test have the same ones."""
     return subprocess.run(["unshare", "--time", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def pid_there(process: psutil.Process) -> int:
+    """The pid of a process on the machine where it runs; one machine's processes are all descendants of this one."""
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"^NSpid:.*?(\d+)$", status, re.MULTILINE)[1])  # type: ignore[index]
+
+
+def pid_on(machine: str, there: int) -> int:
+    """The pid here of the process that has pid `there` on a machine; `machine`: its `Network.file_of`."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):  # it has ended
+            on_it = os.stat(f"/proc/{process.pid}/ns/net").st_ino == os.stat(machine).st_ino
+            if on_it and pid_there(process) == there:
+                return process.pid
+    raise LookupError(f"no process {there} on {machine}")
 
 
 class Network:

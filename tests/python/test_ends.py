@@ -3,8 +3,9 @@
 {a read, several threads that read, a read begun before, device_get, a wait, a float, a repr, a save, the call of the
 next function} x {cancel, deadline, lost host, stopped host, close, Ctrl-C} x {computing, queued, transferring,
 compiling}, on an embedded cluster, on host processes of this machine, and on hosts that agents bring, for a client of
-the controller's machine and for one of another machine. PATHWAYS_KIND plays one of these alone. Each cell ends with the
-right error, soon after its cause; how soon is printed. Cells that cannot be are left out: `cells` says why.
+the controller's machine and for one of another machine. PATHWAYS_KIND plays one of these alone, or all cells over
+machines that are network namespaces. Each cell ends with the right error, soon after its cause; how soon is printed.
+Cells that cannot be are left out: `cells` says why.
 
   END-1    all cells
   PULSE-1  those with a stopped host
@@ -30,6 +31,7 @@ import orbax.checkpoint as ocp
 import psutil
 import pytest
 from machines import MachineCluster
+from namespaces import pid_on
 
 import pathways as pw
 from pathways.process.pulses import LOOK_S, LOOKS
@@ -102,6 +104,8 @@ class World:
             return cluster
         if self.kind == "local":
             return pw.connect(self._bases.local.address)
+        if self.kind == "namespaces":
+            return self._bases.namespaces.connect()
         return self._bases.machines.connect_far() if self.kind == "far" else self._bases.machines.connect()
 
     def _place(self) -> None:
@@ -123,7 +127,8 @@ class World:
     def pid(self) -> int:
         """Of the host where arrays are made."""
         host = self.here.devices[0].host
-        return int(self.cluster.stats()["hosts"][host]["pid"])
+        pid = int(self.cluster.stats()["hosts"][host]["pid"])
+        return pid if self.kind != "namespaces" else pid_on(self._bases.network.file_of(f"m{host}"), pid)
 
     def close(self) -> None:
         self.gate.open()
@@ -134,8 +139,10 @@ class World:
 class Bases:
     """The clusters that the clients join, started when one is needed: two islands of one host each."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, network: Any) -> None:
+        """`network`: of the machines that are namespaces, if there are any."""
         self._stack = stack
+        self.network = network
 
     @functools.cached_property
     def local(self) -> Any:
@@ -147,6 +154,13 @@ class Bases:
         """Hosts that agents bring."""
         return self._start(lambda: MachineCluster(2, 1, 1))
 
+    @functools.cached_property
+    def namespaces(self) -> Any:
+        """The same, each machine with a network and processes of its own, and this process on another one."""
+        from namespace_cluster import NamespaceCluster
+
+        return self._start(lambda: contextlib.closing(NamespaceCluster(self.network, 2, 1, 1)))
+
     def _start(self, start: Callable[[], Any]) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATHWAYS_TEST_SLOW_COMPILE", f"slowly:{SLOW_S}")
@@ -155,7 +169,7 @@ class Bases:
 
 
 KINDS = ["embedded", "local", "agents", "far"]
-if os.environ.get("PATHWAYS_KIND") in KINDS:
+if os.environ.get("PATHWAYS_KIND") in [*KINDS, "namespaces"]:
     KINDS = [os.environ["PATHWAYS_KIND"]]
 
 
@@ -173,11 +187,11 @@ def cells() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[Callable[[str], World]]:
+def worlds(network: Any) -> Iterator[Callable[[str], World]]:
     known: dict[str, World] = {}
     logging.disable()  # orbax logs errors, whose tracebacks know the arrays
     with contextlib.ExitStack() as stack:
-        bases = Bases(stack)
+        bases = Bases(stack, network)
         yield lambda kind: known.setdefault(kind, World(kind, bases))
         logging.disable(logging.NOTSET)
         for world in known.values():

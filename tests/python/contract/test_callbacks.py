@@ -263,7 +263,6 @@ def test_other_devices_go_on_meanwhile(add: Any) -> None:
 def test_everything_comes_back(add: Any, quiet: Callable[[], dict[str, Any]]) -> None:
     slice_ = add(2)
     jax.effects_barrier()
-    slice_.cluster.effects.forget()
     before = quiet()["kept"]
 
     def run() -> None:
@@ -273,7 +272,6 @@ def test_everything_comes_back(add: Any, quiet: Callable[[], dict[str, Any]]) ->
         jax.effects_barrier()
 
     run()
-    slice_.cluster.effects.forget()
     quiet(back_to=before)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import re
 import threading
 import time
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from jax.sharding import PartitionSpec as P
+from namespaces import pid_there
 
 import pathways as pw
 
@@ -145,12 +144,6 @@ def processes(cluster: Any, kind: str) -> list[psutil.Process]:
     # A pid counts on its own machine. All machines' processes are descendants of this one.
     descendants = psutil.Process().children(recursive=True)
     return [psutil.Process(), *(process for process in descendants if pid_there(process) in pids)]
-
-
-def pid_there(process: psutil.Process) -> int:
-    """The process's pid where it runs."""
-    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.search(r"^NSpid:.*?(\d+)$", status, re.MULTILINE)[1])  # type: ignore[index]
 
 
 @pytest.mark.watchdog(400)
