@@ -33,7 +33,7 @@ from pathways._jaxlib.compile_cache import compile_anew, has_compile_cache, keep
 from pathways._jaxlib.compiler_log import quiet
 from pathways._jaxlib.effects import effect_name, has_effects, source_of, unknown_effect
 from pathways._jaxlib.executables import (
-    fast_call,
+    direct_call,
     ignore_unused_donations,
     initialize_lapack,
     module_primitive,

@@ -1,7 +1,8 @@
-"""The host's side of a computation: compiled ahead, then called at the speed of `jax.jit`'s C++ fast path.
+"""The host's side of a computation: compiled ahead by `jax.jit`, then called without it.
 
 `load` inlines the computation's StableHLO into one `jax.jit` over the slice's mesh. So one call is one XLA launch, JAX
-itself handles donation and multi-process meshes, and JAX's persistent compilation cache works.
+itself handles donation and multi-process meshes, and JAX's persistent compilation cache works. A call goes straight to
+XLA's executable (`_jaxlib.direct_call`), because the arrays are of the types for which it was compiled.
 A host's enqueue thread calls an executable; any thread may load one.
 """
 
@@ -76,12 +77,12 @@ class MemoryStats:
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A loaded computation. `call(*arrays)` takes global `jax.Array`s and returns a tuple of them.
+    """A loaded computation. `call(*arrays)` takes global `jax.Array`s and returns a list or tuple of them.
 
     `in_shardings` and `out_shardings` are those of the arrays. Immutable; callable from any thread.
     """
 
-    call: Callable[..., tuple[jax.Array, ...]]
+    call: Callable[..., Sequence[jax.Array]]
     in_shardings: tuple[NamedSharding, ...]
     out_shardings: tuple[NamedSharding, ...]
     memory: MemoryStats
@@ -198,7 +199,7 @@ def load(
         # its own cache already holds what was just compiled.
         call = jitted
     else:
-        call = _jaxlib.fast_call(compiled)
+        call = _jaxlib.direct_call(compiled)
     memory = _memory(compiled)
     kept = _EXECUTABLE_BYTES + len(computation.module) + memory.code_bytes
     return Executable(call, in_shardings, out_shardings, memory, functools.partial(_cost, compiled), kept)

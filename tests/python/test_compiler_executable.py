@@ -124,6 +124,30 @@ def test_donation_and_aliases():
     assert not y.is_deleted()
 
 
+def test_a_call_goes_straight_to_xla():
+    """Without `jit`, which would refuse it here, and would look at each argument in each call."""
+    loaded = executables.load(computation(), jax.devices()[:2])
+    x = jax.device_put(np.arange(8, dtype=np.float32), loaded.in_shardings[0])
+    with jax.disable_jit():
+        (y,) = loaded.call(x)
+    assert y.committed and y.sharding == loaded.out_shardings[0] and y.dtype == np.float32
+    np.testing.assert_array_equal(y, np.arange(8) + 1)
+
+
+def test_a_call_says_what_is_wrong_with_an_array():
+    one = executables.load(computation(mesh=MeshSpec("one", (("x", 1),))), jax.devices()[:1], (True,))
+    two = executables.load(computation(), jax.devices()[:2])
+    for loaded, end in ((one, one.call), (one, lambda array: array.delete()), (two, lambda array: array.delete())):
+        x = jax.device_put(np.arange(8, dtype=np.float32), loaded.in_shardings[0])
+        end(x)
+        with pytest.raises(RuntimeError, match=r"Array has been deleted with shape=float32\[8\]"):
+            loaded.call(x)
+    with pytest.raises(RuntimeError, match=r"2 shards, got: \[1\]"):
+        two.call(jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[0]))
+    with pytest.raises(RuntimeError, match="incompatible size"):
+        one.call(jax.device_put(np.arange(16, dtype=np.float32), one.in_shardings[0]))
+
+
 def test_memory_statistics():
     mesh = MeshSpec("one", (("x", 1),))
     loaded = executables.load(computation(lambda x: (x @ x.T) @ x, mesh, (256, 256)), jax.devices()[:1])
