@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax._src import core, dispatch
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import pxla
@@ -45,13 +47,16 @@ def direct_call(compiled: Any) -> Callable[..., Any]:
         call: Callable[..., Any] = compiled
         return call
     execute, handlers = launcher.xla_executable.execute_sharded, launcher.out_handler.handlers
+    is_kept = [not each.donated for each in jax.tree.leaves(compiled.args_info)]
 
     def call_directly(*arrays: Any) -> Any:
         try:
             return execute(arrays).consume_with_handlers(handlers)
         except Exception:
-            for array in arrays:
-                array._check_if_deleted()  # XLA's words for it are about a number of shards
+            # XLA's words for a deleted array are about a number of shards. A call that failed later has itself deleted
+            # the arrays that were donated to it, and its own words stand.
+            for array in itertools.compress(arrays, is_kept):
+                array._check_if_deleted()
             raise
 
     return call_directly

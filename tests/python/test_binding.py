@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pathways import _native
 from pathways.compiler.ir import ArrayType, Computation, Exchange, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.plan.binding import BoundProgram, HostPlan, concerned, host_plan, pinned, plan_text
+from pathways.plan.binding import BoundProgram, HostPlan, host_plan, pinned, plan_text
 
 MiB = 1 << 20
 
@@ -89,7 +89,7 @@ def test_whom_each_node_concerns() -> None:
         [3],
     )
     bound = BoundProgram(made, ((0, 1), (4, 6)), 2)
-    assert concerned(bound) == [(True, [0]), (False, [0, 2, 3]), (True, [2, 3])]
+    assert [bound.hosts_of_node(node) for node in made.nodes] == [{0}, {0, 2, 3}, {2, 3}]
 
 
 def test_a_chain_of_two_has_four_nodes_for_any_number_of_shards() -> None:
@@ -269,7 +269,7 @@ def exchanged(of: Exchange, source: tuple[int, ...], target: tuple[int, ...], ea
 def test_exchange_parts(how: Exchange) -> None:
     """Host 0 only sends, and so does host 1, with two ranges of shards; host 2 only takes (PLAN-6)."""
     bound = exchanged(how, (2, 0, 3), (4, 5), 2)
-    assert concerned(bound) == [(False, [0, 1, 2]), (False, [0, 1, 2])]
+    assert [bound.hosts_of_node(node) for node in bound.program.nodes] == [{0, 1, 2}, {0, 1, 2}]
     assert pinned(bound) == {0, 1, 2, 3, 6}  # what it reads is not donated
     # per host: values of the program that each node reads and writes
     expected = {

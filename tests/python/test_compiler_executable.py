@@ -135,12 +135,19 @@ def test_a_call_goes_straight_to_xla():
 
 
 def test_a_call_says_what_is_wrong_with_an_array():
-    one = executables.load(computation(mesh=MeshSpec("one", (("x", 1),))), jax.devices()[:1], (True,))
+    mesh = MeshSpec("one", (("x", 1),))
+    one, taking = (executables.load(computation(mesh=mesh), jax.devices()[:1], (donate,)) for donate in (False, True))
     two = executables.load(computation(), jax.devices()[:2])
-    for loaded, end in ((one, one.call), (one, lambda array: array.delete()), (two, lambda array: array.delete())):
+    deleted = r"Array has been deleted with shape=float32\[8\]"
+    for loaded, end, words in (
+        (one, taking.call, deleted),
+        (one, lambda array: array.delete(), deleted),
+        (two, lambda array: array.delete(), deleted),
+        (taking, taking.call, "deleted or donated"),
+    ):
         x = jax.device_put(np.arange(8, dtype=np.float32), loaded.in_shardings[0])
         end(x)
-        with pytest.raises(RuntimeError, match=r"Array has been deleted with shape=float32\[8\]"):
+        with pytest.raises(RuntimeError, match=words):
             loaded.call(x)
     with pytest.raises(RuntimeError, match=r"2 shards, got: \[1\]"):
         two.call(jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[0]))
