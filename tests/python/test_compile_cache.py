@@ -63,11 +63,15 @@ def test_the_next_cluster_and_a_new_host_find_what_was_compiled(cache: Path) -> 
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which hosts keep executables by themselves, with a limit that holds them all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("PATHWAYS_COMPILE_CACHE")
-    return tmp_path / "pathways" / "executables"
+    for name in ("PATHWAYS_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "pathways" / "executables"
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_a_second_cluster_compiles_nothing_and_nobody_has_set_anything(kept: Path) -> None:
