@@ -125,9 +125,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(f"{spent:6.0f} s  {name}")
     played, found = config.stash.get(COUNTS, (0, 0))
     if played < found:
-        text = f"{played} of {found} tests played ({sampling.header()}); `make test-all` plays all"
         terminalreporter.section("share")
-        terminalreporter.write_line(text)
+        terminalreporter.write_line(f"{played} of {found} tests were played; `make test-all` plays all")
+        terminalreporter.write_line(f"the same ones again: {sampling.header()}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -49,7 +49,7 @@ def share() -> float:
 
 def header() -> str:
     """How to draw the same tests again."""
-    return f"{SEED}={os.environ[SEED]} {SHARE}={share():g} (`all` and 1 play everything)"
+    return f"{SEED}={os.environ[SEED]} {SHARE}={share():g}"
 
 
 def left_out(tests: list[Any]) -> set[Any]:

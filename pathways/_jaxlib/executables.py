@@ -53,8 +53,8 @@ def direct_call(compiled: Any) -> Callable[..., Any]:
         try:
             return execute(arrays).consume_with_handlers(handlers)
         except Exception:
-            # XLA's words for a deleted array are about a number of shards. A call that failed later has itself deleted
-            # the arrays that were donated to it, and its own words stand.
+            # For a deleted array of several shards, XLA says only that their number is wrong. An array that is donated
+            # here tells nothing: a launch that fails for another reason has deleted it.
             for array in itertools.compress(arrays, is_kept):
                 array._check_if_deleted()
             raise

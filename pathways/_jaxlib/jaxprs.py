@@ -118,7 +118,7 @@ def scan_of(
 
 def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, open or closed."""
-    if "donated_invars" in params:  # of a jit, whose other parameters have an item per argument and result
+    if "donated_invars" in params and "jaxpr" in params:  # a jit's others have an item per argument and result
         yield params["jaxpr"]
         return
     for value in params.values():

@@ -26,7 +26,7 @@ class PendingAnswers(Generic[_Answer]):
         return next(self._numbers)
 
     def expect(self, who: int, number: int, about: int = 0) -> asyncio.Future[_Answer]:
-        """The answer to come. It counts until it is there, or is cancelled. `about`: see `dropped`."""
+        """The answer to come; a cancelled one is forgotten. `about`: see `dropped`."""
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._asked[who, number] = about, answer
         answer.add_done_callback(lambda _: self._asked.pop((who, number), None))
@@ -44,7 +44,7 @@ class PendingAnswers(Generic[_Answer]):
                 settle(asked, outcome)
 
     def dropped(self, about: int, error: Exception) -> None:
-        """What some requests are about is gone: they fail."""
+        """The open requests about `about`, such as a client that has left, fail."""
         for each, asked in list(self._asked.values()):
             if each == about:
                 settle(asked, error)

@@ -5,11 +5,13 @@ By default they lie in a folder of their own; if the user has given JAX one for 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +24,26 @@ pytestmark = pytest.mark.slow
 X = np.arange(8, dtype=np.float32)
 
 
+@contextlib.contextmanager
+def configured(**settings: Any) -> Iterator[None]:
+    """JAX's settings, for as long as this lasts."""
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
     """A folder for the cache, which takes whatever is compiled."""
-    names = {
-        "jax_compilation_cache_dir": str(tmp_path),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in names.items():
-        jax.config.update(name, value)
-    yield tmp_path
-    for name, value in before.items():
-        jax.config.update(name, value)
+    with configured(
+        jax_compilation_cache_dir=str(tmp_path),
+        jax_persistent_cache_min_compile_time_secs=0.0,
+        jax_persistent_cache_min_entry_size_bytes=-1,
+    ):
+        yield tmp_path
 
 
 def compiled_by(cluster: pw.Cluster) -> int:
@@ -68,10 +76,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("PATHWAYS_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    yield tmp_path / "pathways" / "executables"
-    jax.config.update("jax_compilation_cache_dir", before)
+    with configured(jax_compilation_cache_dir=None):
+        yield tmp_path / "pathways" / "executables"
 
 
 def test_a_second_cluster_compiles_nothing_and_nobody_has_set_anything(kept: Path) -> None:

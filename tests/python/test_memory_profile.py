@@ -2,8 +2,8 @@
 
 Map: MEM-1 sizes (`test_sizes`, `test_what_lands`); MEM-2 peaks (`test_a_chain`, `test_donation`, `test_any_program`,
 `test_a_traced_pipeline`, `test_a_pipeline_within_one_host`), results (`test_results`); MEM-3 names
-(`test_the_biggest_buffers_are_named`); COST-2 work (`test_the_work_is_linear_in_the_nodes`,
-`test_a_host_walks_through_its_own_nodes`). No devices.
+(`test_the_biggest_buffers_are_named`). And the work: `test_the_work_is_linear_in_the_nodes`,
+`test_a_host_walks_through_its_own_nodes`. No devices.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def test_a_chain(length: int) -> None:
 
 
 def test_the_work_is_linear_in_the_nodes() -> None:
-    """COST-2: sixteen times as many calls and results take about sixteen times as long, and not 256 times."""
+    """Sixteen times as many calls and results take about sixteen times as long, and not 256 times."""
 
     def seconds(length: int) -> float:
         # Each call reads what the one before has made: a value that is a result, and ten that die.
@@ -288,11 +288,11 @@ def test_the_work_is_linear_in_the_nodes() -> None:
         return time.thread_time() - began
 
     few, many = (min(seconds(length) for _ in range(2)) for length in (200, 3200))
-    assert many < 32 * few
+    assert many < 40 * few
 
 
 def test_a_host_walks_through_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """COST-2: not through the calls of other hosts."""
+    """Not through the calls of other hosts."""
     steps: list[int] = []
     monkeypatch.setattr(Walk, "_step", lambda _, number, live: steps.append(number) or (live, live))
     nodes: list[Any] = [([0], [1], []), (1, 2), *(([n], [n + 1], []) for n in range(2, 9)), (9, 10), ([10], [11], [])]
