@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core, pjit, sharding_impls
+from jax._src import api, core, pjit, shard_map, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -27,20 +27,14 @@ _known: weakref.WeakValueDictionary[Any, SliceMesh] = weakref.WeakValueDictionar
 
 
 class SliceMesh(AbstractMesh):
-    """Made by `slice_mesh`. It is equal to each abstract mesh of the same axes, because code that was written for the
-    mesh of one slice (`jax.shard_map(mesh=)`) may run on another. It is hashed as itself, so no cache takes it for
-    another.
+    """Made by `slice_mesh`. It is equal to itself alone, so that no cache takes it for the mesh of another slice. (Two
+    equal meshes with different hashes would not do: JAX's caches in C++ also compare keys of different hashes.)
     """
 
     slice_name: str
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, AbstractMesh)
-            and other.abstract_device is None
-            and other.shape_tuple == self.shape_tuple
-            and other.axis_types == self.axis_types
-        )
+        return self is other
 
     def __hash__(self) -> int:
         return object.__hash__(self)
@@ -84,11 +78,22 @@ def slice_name(mesh: Any) -> str | None:
     return mesh.slice_name if isinstance(mesh, SliceMesh) else None
 
 
+def _as_current(mesh: Any) -> Any:
+    """The mesh of a slice that is set, if the given one has the same axes; else the given one."""
+    current = abstract_mesh_setting.value
+    if not isinstance(current, SliceMesh) or not isinstance(mesh, (mesh_lib.Mesh, AbstractMesh)):
+        return mesh
+    given = mesh.abstract_mesh
+    has_its_axes = given.shape_tuple == current.shape_tuple and given.axis_types == current.axis_types
+    return current if has_its_axes else mesh
+
+
 def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]], Sequence[Any]]) -> None:
     """Lets a slice's mesh be set. While one is set, a `jax.jit` at the top level calls `run(slice's name, closed jaxpr,
-    parameters, arguments)`. A `PartitionSpec` alone is one on that slice."""
+    parameters, arguments)`. A `PartitionSpec` alone is one on that slice. A `jax.shard_map(mesh=)` for another mesh of
+    the same axes runs on the slice, too."""
     plain_set, plain_context, plain_spec = sharding_impls.set_mesh, pjit.get_ctx_mesh, api.pspec_to_sharding
-    plain_call = pjit._pjit_call_impl_python
+    plain_call, plain_checks = pjit._pjit_call_impl_python, shard_map._shmap_checks
 
     class set_mesh(plain_set):  # type: ignore[misc, valid-type]
         """`jax.set_mesh`, which also takes the mesh of a slice (`slice.mesh`)."""
@@ -119,6 +124,10 @@ def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]],
             return list(run(params["ctx_mesh"].slice_name, params["jaxpr"], params, args)), None, None, []
         return plain_call(*args, **params)
 
+    def checks(mesh: Any, *args: Any) -> Any:
+        return plain_checks(_as_current(mesh), *args)
+
+    shard_map._shmap_checks = checks
     pjit._pjit_call_impl_python = call
     jax.set_mesh = sharding_impls.set_mesh = jax.sharding.set_mesh = set_mesh
     pjit.get_ctx_mesh = context

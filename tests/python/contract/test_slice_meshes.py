@@ -73,6 +73,13 @@ def test_code_for_the_mesh_of_one_slice_runs_on_another(add: Callable[..., Any])
         _is_on(pw.jit(mapped, devices=two)(X), two, P(), X[:2] + X[2:])
 
 
+def test_each_of_many_equal_slices_gets_what_runs_under_its_mesh(add: Callable[..., Any]) -> None:
+    slices = [add(1) for _ in range(200)]
+    for one in slices:
+        with jax.set_mesh(one.mesh):
+            _is_on(jnp.sum(X), one, P(), X.sum())
+
+
 @pytest.mark.parametrize("under", [*BLOCKS.values(), _statement], ids=[*BLOCKS, "statement"])
 def test_jax_runs_on_the_slice_whose_mesh_is_set(add: Callable[..., Any], under: Callable[[Any], Any]) -> None:
     one, two = add(2), add(2)
