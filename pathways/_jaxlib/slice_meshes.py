@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core, pjit, shard_map, sharding_impls
+from jax._src import api, core, pjit, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -27,14 +27,21 @@ _known: weakref.WeakValueDictionary[Any, SliceMesh] = weakref.WeakValueDictionar
 
 
 class SliceMesh(AbstractMesh):
-    """Made by `slice_mesh`. It is equal to itself alone, so that no cache takes it for the mesh of another slice. (Two
-    equal meshes with different hashes would not do: JAX's caches in C++ also compare keys of different hashes.)
+    """Made by `slice_mesh`. It is equal to each abstract mesh of the same axes, because code that was written for the
+    mesh of one slice (`jax.shard_map(mesh=)`) may run on another. It is hashed as itself, so that JAX's caches seldom
+    take it for another. They may: those in C++ also compare keys of different hashes. So the mesh that is set says on
+    which slice a call runs, and not the mesh in what was traced.
     """
 
     slice_name: str
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return self is other or (
+            isinstance(other, AbstractMesh)
+            and other.abstract_device is None
+            and other.shape_tuple == self.shape_tuple
+            and other.axis_types == self.axis_types
+        )
 
     def __hash__(self) -> int:
         return object.__hash__(self)
@@ -78,22 +85,11 @@ def slice_name(mesh: Any) -> str | None:
     return mesh.slice_name if isinstance(mesh, SliceMesh) else None
 
 
-def _as_current(mesh: Any) -> Any:
-    """The mesh of a slice that is set, if the given one has the same axes; else the given one."""
-    current = abstract_mesh_setting.value
-    if not isinstance(current, SliceMesh) or not isinstance(mesh, (mesh_lib.Mesh, AbstractMesh)):
-        return mesh
-    given = mesh.abstract_mesh
-    has_its_axes = given.shape_tuple == current.shape_tuple and given.axis_types == current.axis_types
-    return current if has_its_axes else mesh
-
-
 def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]], Sequence[Any]]) -> None:
     """Lets a slice's mesh be set. While one is set, a `jax.jit` at the top level calls `run(slice's name, closed jaxpr,
-    parameters, arguments)`. A `PartitionSpec` alone is one on that slice. A `jax.shard_map(mesh=)` for another mesh of
-    the same axes runs on the slice, too."""
+    parameters, arguments)`. A `PartitionSpec` alone is one on that slice."""
     plain_set, plain_context, plain_spec = sharding_impls.set_mesh, pjit.get_ctx_mesh, api.pspec_to_sharding
-    plain_call, plain_checks = pjit._pjit_call_impl_python, shard_map._shmap_checks
+    plain_call = pjit._pjit_call_impl_python
 
     class set_mesh(plain_set):  # type: ignore[misc, valid-type]
         """`jax.set_mesh`, which also takes the mesh of a slice (`slice.mesh`)."""
@@ -120,14 +116,12 @@ def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]],
         return plain_spec(name, value)
 
     def call(*args: Any, **params: Any) -> Any:
-        if isinstance(params["ctx_mesh"], SliceMesh):
-            return list(run(params["ctx_mesh"].slice_name, params["jaxpr"], params, args)), None, None, []
+        if isinstance(traced := params["ctx_mesh"], SliceMesh):
+            now = abstract_mesh_setting.value
+            mesh = now if isinstance(now, SliceMesh) and now == traced else traced
+            return list(run(mesh.slice_name, params["jaxpr"], params, args)), None, None, []
         return plain_call(*args, **params)
 
-    def checks(mesh: Any, *args: Any) -> Any:
-        return plain_checks(_as_current(mesh), *args)
-
-    shard_map._shmap_checks = checks
     pjit._pjit_call_impl_python = call
     jax.set_mesh = sharding_impls.set_mesh = jax.sharding.set_mesh = set_mesh
     pjit.get_ctx_mesh = context

@@ -74,10 +74,13 @@ def test_code_for_the_mesh_of_one_slice_runs_on_another(add: Callable[..., Any])
 
 
 def test_each_of_many_equal_slices_gets_what_runs_under_its_mesh(add: Callable[..., Any]) -> None:
-    slices = [add(1) for _ in range(200)]
-    for one in slices:
+    transposed = jax.jit(lambda v: v + 1, in_shardings=P("x"), out_shardings=P(None, "x"))
+    summed = jax.shard_map(lambda u: jax.lax.psum(u, "x"), in_specs=P("x"), out_specs=P())
+    for one in [add(2) for _ in range(100)]:
         with jax.set_mesh(one.mesh):
             _is_on(jnp.sum(X), one, P(), X.sum())
+            _is_on(transposed(X), one, P(None, "x"), X + 1)
+            _is_on(jax.jit(summed)(X), one, P(), X[:2] + X[2:])
 
 
 @pytest.mark.parametrize("under", [*BLOCKS.values(), _statement], ids=[*BLOCKS, "statement"])
