@@ -20,7 +20,7 @@ from pathways.process import environment, log_files
 from pathways.process.config import ClusterOptions, HostConfig, load_host
 from pathways.process.fd_passing import Closed
 from pathways.process.host_processes import HostProcess, HostProcesses
-from pathways.process.pulses import SILENT, Pulses
+from pathways.process.pulses import Pulses
 from pathways.protocol import agent_pb2 as pb
 
 START_TIMEOUT_S = 60.0
@@ -34,7 +34,7 @@ class _Host:
     config: HostConfig
     segment: Any
     process: HostProcess
-    is_silent: bool = False  # killed because nothing had been heard of it
+    silence: str = ""  # why it was killed: see pulses.py
 
 
 class IslandHosts:
@@ -141,8 +141,8 @@ class IslandHosts:
         host = self._hosts[number]
         returncode = host.process.poll()
         text = host.process.log_tail()
-        if host.is_silent:
-            text = f"{SILENT} {text}"
+        if host.silence:
+            text = f"{host.silence} {text}"
         self._tell_end(host.config, 0 if returncode is None else returncode, text)
 
     def _tell_end(self, config: HostConfig, returncode: int, text: str) -> None:
@@ -152,8 +152,8 @@ class IslandHosts:
     async def watch_pulses(self) -> None:
         """Kills hosts that are stopped or frozen, until it is cancelled (END-1)."""
 
-        def silent(host: _Host) -> None:
-            host.is_silent = True
+        def silent(host: _Host, why: str) -> None:
+            host.silence = why
             host.process.kill()
 
         await Pulses(self._native.pulse_of).watch(lambda: list(self._hosts.values()), silent)

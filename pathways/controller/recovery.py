@@ -29,7 +29,7 @@ from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager, first_lost
 from pathways.controller.introductions import Introductions
 from pathways.controller.records import HostRecord, Island
-from pathways.process.pulses import SILENT, Pulses
+from pathways.process.pulses import Pulses
 
 MOST_FAILED_STARTS = 3
 
@@ -83,9 +83,9 @@ class Islands:
     def _hosts_here(self) -> list[HostRecord]:
         return [host for host in self.cluster.hosts if not host.is_lost]
 
-    def _silent(self, host: HostRecord) -> None:
+    def _silent(self, host: HostRecord, why: str) -> None:
         """Kills a host that is stopped or frozen; its end is then seen as that of any other (END-1)."""
-        host.error = host.error or SILENT
+        host.error = host.error or why
         host.process.kill()
 
     def _host_ended(self, host: HostRecord) -> None:

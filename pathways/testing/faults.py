@@ -20,6 +20,7 @@ def install(driver: Any) -> None:
     PATHWAYS_TEST_SLOW_COPIES: slow channels; each copy to another host, and each transfer to a host on another machine,
     takes so many seconds longer.
     PATHWAYS_TEST_SLOW_COMPILE: with "name:s", the compilation of each program of this name takes s seconds longer.
+    PATHWAYS_TEST_SLOW_WRITES: what a host writes of a checkpoint takes so many seconds longer.
     """
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
         driver.core.slow_copies_for_testing(float(slow))
@@ -27,6 +28,8 @@ def install(driver: Any) -> None:
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COMPILE"):
         name, _, seconds = slow.partition(":")
         slow_compile(driver, name, float(seconds))
+    if slow := os.environ.get("PATHWAYS_TEST_SLOW_WRITES"):
+        _slow_writes(driver._tasks, float(slow))
 
 
 def _slow_streams(transfers: Any, seconds: float) -> None:
@@ -51,3 +54,14 @@ def slow_compile(driver: Any, name: str, seconds: float) -> None:
         return load(registered, **options)
 
     driver.programs._load = slowly
+
+
+def _slow_writes(tasks: Any, seconds: float) -> None:
+    """Each write of a part of a checkpoint takes so many seconds longer."""
+    write = tasks._write
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(seconds)
+        write(*arguments)
+
+    tasks._write = slowly

@@ -27,6 +27,7 @@ import pathways as pw
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.launcher import Listening, start_local_cluster
 from pathways.cluster.operator import drain
+from pathways.process.pulses import LOOK_S, STOPPED
 
 pytestmark = pytest.mark.slow
 
@@ -213,8 +214,8 @@ def test_a_stopped_agent(machines: MachineCluster) -> None:
 
 
 def test_a_stopped_host(machines: MachineCluster) -> None:
-    """Nobody is told that a process is stopped. Its agent, which goes on, sees within 5 s that it has no pulse. A short
-    stop costs nothing, also one of the whole machine: the agent counts looks, not seconds."""
+    """Nobody is told that a process is stopped. Its agent, which goes on, sees that it has no pulse (PULSE-1). A short
+    stop costs nothing, nor a longer one of the whole machine: the agent counts looks, not seconds."""
     with machines.connect() as cluster:
         agent = agent_process(machines, machines_of_island(cluster, machines)[1])
         call = placed(cluster, 1)
@@ -228,16 +229,15 @@ def test_a_stopped_host(machines: MachineCluster) -> None:
                 process.send_signal(signal.SIGCONT)
 
         (host,) = hosts_of(agent)
-        stop([host], 2.0)
+        stop([host], LOOK_S)
         stop([agent, *agent.children(recursive=True)], 3.0)
         np.testing.assert_array_equal(np.asarray(call(before)), (X * 2 + 1) * 2 + 1)
         assert states(cluster) == ["up", "up"] and hosts_of(agent) == [host]
 
         host.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(pw.errors.HostLostError, match=r"Nothing had been heard of it for 4 s"):
+        with pytest.raises(pw.errors.HostLostError, match=STOPPED):
             np.asarray(call(before))
-        assert 2.0 < time.monotonic() - began < 15.0
         print(f"lost after {time.monotonic() - began:.1f} s")
         eventually(lambda: states(cluster) == ["up", "up"], "the island is back", 60)
         assert works(call)
