@@ -27,6 +27,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import psutil
 import pytest
+from control_clusters import eventually
 from etils import epath
 from jax.sharding import PartitionSpec as P
 
@@ -262,7 +263,7 @@ def test_a_client_that_dies_while_it_saves_leaves_nothing(
         client.stdin.write("\n")
         client.stdin.flush()
         assert client.stdout.readline() == "saving 1\n"
-        time.sleep(0.3)  # the hosts write for longer
+        eventually(lambda: all(host["tasks"] for host in cluster.stats()["hosts"]), "the hosts write", 20)
         client.kill()
         client.wait()
     await_nothing_left(cluster, 1)

@@ -256,12 +256,15 @@ with pw.connect(pw.LocalCluster(1, 1, 1)) as cluster:
 @pytest.mark.watchdog(300)
 def test_ctrl_z_in_the_terminal_of_a_client() -> None:
     """It stops the client, for as long as the user likes. The cluster that it started goes on, and loses nothing."""
-    pipe = subprocess.PIPE
-    with psutil.Popen([sys.executable, "-c", CLIENT], stdin=pipe, stdout=pipe, text=True, process_group=0) as client:
+    command, pipe = [sys.executable, "-c", CLIENT], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0) as client:
         try:
+            assert client.stdout is not None
             host = psutil.Process(int(client.stdout.readline()))
             os.killpg(client.pid, signal.SIGTSTP)
-            eventually(lambda: client.status() == psutil.STATUS_STOPPED, "the client is stopped", 10)
+            eventually(
+                lambda: psutil.Process(client.pid).status() == psutil.STATUS_STOPPED, "the client is stopped", 10
+            )
             time.sleep(LOOK_S * LOOKS + 1)
             assert host.status() != psutil.STATUS_STOPPED
             os.killpg(client.pid, signal.SIGCONT)
