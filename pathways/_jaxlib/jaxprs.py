@@ -59,7 +59,7 @@ def new_jaxpr(
 ) -> Any:
     """A closed jaxpr of those equations, with the debug info of `like`."""
     info = like.debug_info._replace(arg_names=None, result_paths=None)
-    jaxpr = core.Jaxpr(list(constants), list(invars), list(outvars), list(eqns), effects, info)
+    jaxpr = core.Jaxpr(list(constants), list(invars), list(outvars), list(eqns), effects, info, like.is_high)
     return _Closed(jaxpr, list(constants.values()))
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax._src import core, effects
+from jax._src import core
 from jax.sharding import PartitionSpec
 
-from pathways._jaxlib.jaxprs import extend_jit, flattree, is_jaxpr, jaxprs_in, jit_p, new_jaxpr, opened, scan_counts
+from pathways._jaxlib.jaxprs import extend_jit, flattree, is_jaxpr, jit_p, new_jaxpr, opened, scan_counts
 
 #: A jaxpr inside, closed, which takes some more arguments at its end; and what they are around it.
 Wider = tuple[Any, Sequence[Any]]
@@ -25,14 +25,8 @@ def pass_down(eqn: Any, inputs: Sequence[Any], inside: Sequence[Wider]) -> Any:
 
 
 def takes_more(eqn: Any) -> bool:
-    """Whether `pass_down` knows the equation. It does not know one that writes to a reference: its effects name the
-    positions of operands.
-    """
-    return eqn.primitive.name in _PASS_DOWN and not any(
-        isinstance(effect, effects.JaxprInputEffect)
-        for jaxpr in jaxprs_in(eqn.params)
-        for effect in opened(jaxpr)[0].effects
-    )
+    """Whether `pass_down` knows the equation."""
+    return eqn.primitive.name in _PASS_DOWN
 
 
 def teach_pass_down(primitive: Any, pass_down: Callable[[Any, Sequence[Any], Sequence[Wider]], Any]) -> None:
@@ -111,11 +105,29 @@ def _cond(eqn: Any, inputs: Sequence[Any], inside: Sequence[Wider]) -> Any:
     return eqn.replace(invars=[*inputs, *more], params={**eqn.params, "branches": tuple(branches)})
 
 
+def _linear_solve(eqn: Any, inputs: Sequence[Any], inside: Sequence[Wider]) -> Any:
+    """Its operator, its solver and those of its transpose have operands of their own, and then all have the same."""
+    wider, rest = iter(inside), [*inputs]
+    operands, lengths, jaxprs = [], [], []
+    for closed, length in zip(eqn.params["jaxprs"], eqn.params["const_lengths"], strict=True):
+        closed, more = (None, ()) if closed is None else next(wider)
+        operands += [*rest[:length], *more]
+        rest = rest[length:]
+        lengths.append(length + len(more))
+        jaxprs.append(None if closed is None else put_last_at(closed, len(more), length))
+    params = {
+        "jaxprs": type(eqn.params["jaxprs"])(*jaxprs),
+        "const_lengths": type(eqn.params["const_lengths"])(*lengths),
+    }
+    return eqn.replace(invars=[*operands, *rest], params={**eqn.params, **params})
+
+
 _PASS_DOWN: dict[str, Callable[[Any, Sequence[Any], Sequence[Wider]], Any]] = {
     jit_p.name: _jit,
     "scan": _scan,
     "while": _while,
     "cond": _cond,
+    "custom_linear_solve": _linear_solve,
     **dict.fromkeys(
         (
             "closed_call",

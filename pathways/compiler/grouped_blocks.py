@@ -213,7 +213,15 @@ def _transpose(cotangents: Sequence[Any], ends: Any, *operands: Any, **params: A
     return [None, *(next(made) if linear else None for linear in is_linear)]
 
 
+def _pass_down(eqn: Any, inputs: Sequence[Any], inside: Sequence[tuple[Any, Sequence[Any]]]) -> Any:
+    """Blocks whose body takes more that is the same for each; see `_jaxlib.pass_down`."""
+    ((body, more),) = inside
+    reads = (*eqn.params["reads"], *(Kind.WHOLE for _ in more))
+    return eqn.replace(invars=[*inputs, *more], params={**eqn.params, "body": body, "reads": reads})
+
+
 _jaxlib.run_alone(blocks_p)
+_jaxlib.teach_pass_down(blocks_p, _pass_down)
 blocks_p.def_effectful_abstract_eval(_types)
 mlir.register_lowering(blocks_p, mlir.lower_fun(_run, multiple_results=True))
 ad.primitive_jvps[blocks_p] = _jvp

@@ -85,7 +85,8 @@ def test_a_second_cluster_compiles_nothing_and_nobody_has_set_anything(kept: Pat
 
     def first_calls() -> tuple[list[tuple[int, int]], int]:
         """By host, what it compiled and what of that was there; and what was compiled in the end."""
-        with pw.connect(pw.LocalCluster(1, 2, 2)) as cluster:
+        target = pw.LocalCluster(1, 2, 2, platform="cpu")  # unlike the one that contract tests leave open
+        with pw.connect(target) as cluster:
             devices = pw.make_virtual_device_set(cluster)
             everywhere, one, other = (devices.add_slice(devices=count) for count in (4, 2, 2))
             total = pw.jit(lambda x: jnp.sum(x * 5), devices=everywhere, in_shardings=jax.sharding.PartitionSpec("x"))

@@ -66,6 +66,27 @@ def test_every_kind_of_array_is_an_argument(add: Callable[..., Any], kind: str) 
         np.testing.assert_allclose(f(X), jax.jit(fun)(X), rtol=1e-5, atol=1e-6)
 
 
+def solve(x: Any) -> Any:
+    return jax.scipy.sparse.linalg.cg(jax.jit(lambda y: 2 * y + 0 * jnp.asarray(BIG)[0].sum(0)), x, maxiter=3)[0]
+
+
+def writing_loop(x: Any) -> Any:
+    reference = jax.new_ref(x)
+
+    def body(_: Any, c: Any) -> Any:
+        reference[...] += c
+        return jax.jit(lambda y: y + jnp.asarray(BIG)[2].sum(0))(c)
+
+    return jax.lax.fori_loop(0, 3, body, x) + reference[...]
+
+
+@pytest.mark.parametrize("construct", [solve, writing_loop], ids=lambda fun: fun.__name__)
+def test_what_has_functions_inside_passes_it_on(add: Callable[..., Any], construct: Callable[[Any], Any]) -> None:
+    f = pw.jit(construct, devices=add(2))
+    assert module_bytes(f.lower(X)) < 1 << 16
+    np.testing.assert_allclose(f(X), construct(X), rtol=1e-5, atol=1e-5)
+
+
 def test_small_arrays_are_compiled_in(add: Callable[..., Any]) -> None:
     small = np.arange(1024, dtype=np.float32)
     f = pw.jit(lambda x: small * x, devices=add(2))

@@ -132,6 +132,25 @@ def test_what_has_no_room_is_left_out(add: Any) -> None:
     assert not results[2:].any()
 
 
+def test_what_an_expert_closes_over_is_an_argument(add: Any) -> None:
+    table = np.random.default_rng(4).normal(size=(1 << 14, WIDTH)).astype(np.float32)
+    shift = jax.jit(lambda row: row + jnp.asarray(table).mean(0))
+    home, slice_ = add(2), add(2)
+    mixture = pw.nn.MixtureOfExperts(
+        lambda params, rows: shift(expert(params, rows)),
+        GATES["top 2"][0],
+        home=home,
+        slices=[slice_],
+        capacity=2 * ROWS,
+    )
+    params = mixture.init(jax.random.key(1), init_expert)
+    x = np.random.default_rng(2).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    program = pw.program(mixture)
+    assert sum(len(each.module) for each in program.lower(params, x).logical.computations) < table.nbytes
+    want = dense(mixture, params, x)[0] + table.mean(0)  # the weights of two experts add up to 1
+    np.testing.assert_allclose(np.asarray(program(params, x).results), want, rtol=1e-4, atol=1e-4)
+
+
 def test_bad_arguments(add: Any) -> None:
     home = add(2)
     gate = pw.nn.TopKGate(3, 1, WIDTH)
