@@ -127,7 +127,9 @@ def dispatch(
 
     With --machines, calls on hosts that agents brought, beside those on one machine and bare round trips.
     """
-    from pathways.bench import dispatch_report, far_dispatch, far_transfer
+    from benchmarks.machines import dispatch as far_dispatch
+    from benchmarks.machines import transfer as far_transfer
+    from pathways.bench import dispatch_report
 
     try:
         if machines:
@@ -184,7 +186,7 @@ def scale(
 
     With --agents, what a cluster of many machines costs its controller: to join, when it is idle, and per host and run.
     """
-    from pathways.bench import scale as scales
+    from benchmarks.scale import control_path as scales
 
     if agents is not None:
         if max_shards is not None:
@@ -210,7 +212,7 @@ def _scale_agents(
     repeats: int,
     idle_seconds: float | None,
 ) -> reports.Report:
-    from pathways.bench import scale_agents
+    from benchmarks.scale import agents as scale_agents
 
     console = rich.console.Console(stderr=True)
     settings = scale_agents.Settings(
@@ -228,7 +230,7 @@ def _scale_agents(
 @_results
 def instructions(binaries: Path | None, json_path: Path | None, results: Path | None) -> None:
     """Instructions of the control path by callgrind: with a trace, by policy, beside many live buffers."""
-    from pathways.bench import instructions as counts
+    from benchmarks import instructions as counts
 
     try:
         report = counts.run(counts.counter(counts.find_program(binaries)))
@@ -309,7 +311,7 @@ def _transfer_between(
     json_path: Path | None,
     results: Path | None,
 ) -> None:
-    from pathways.bench import far_transfer
+    from benchmarks.machines import transfer as far_transfer
 
     sizes = [1024 * size for size in kib or (4, 1024, 65536)]
     try:
@@ -345,8 +347,9 @@ def tenants(
     results: Path | None,
 ) -> None:
     """Figures 8 and 9 of the paper: what many clients get of one cluster, together and each; and how long they wait."""
-    from pathways.bench import tenants as measured
-    from pathways.bench import tenants_plot, tenants_report
+    from benchmarks.tenants import measuring as measured
+    from benchmarks.tenants import plot as tenants_plot
+    from benchmarks.tenants import report as tenants_report
 
     console = rich.console.Console(stderr=True)
     settings = measured.Settings(clients, us, _names(rivals), repeats, seconds, float(share_seconds))
@@ -385,8 +388,8 @@ def mpmd(
     results: Path | None,
 ) -> None:
     """Pipelines, loops over slices, exchanges of rows, mixtures of experts: what SPMD cannot say, and what it costs."""
-    from pathways.bench import mpmd as measured
-    from pathways.bench import mpmd_plot
+    from benchmarks.mpmd import measuring as measured
+    from benchmarks.mpmd import plot as mpmd_plot
 
     console = rich.console.Console(stderr=True)
     settings = measured.Settings(pipeline_us=pipeline_us, hosts_us=hosts_us, repeats=repeats, seconds=seconds)

@@ -9,7 +9,8 @@ from typing import Any
 import click.testing
 import pytest
 
-from pathways.bench import cli, far_systems
+from benchmarks.machines import systems as far_systems
+from pathways.bench import cli
 
 
 @pytest.mark.watchdog(600)

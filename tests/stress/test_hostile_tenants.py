@@ -29,7 +29,8 @@ import psutil
 import pytest
 from hostile_client import MODES
 
-from pathways.bench import processes, stats, tenants_shares
+from benchmarks.tenants import shares as tenants_shares
+from pathways.bench import processes, stats
 from pathways.cluster import operator
 from pathways.cluster.launcher import start_local_cluster
 
@@ -152,7 +153,7 @@ def test_hostile_clients_harm_nobody() -> None:
         handle = start_local_cluster(1, 2, 1, platform="cpu", policy="share", device_memory=DEVICE_BYTES)
         stack.callback(handle.close)
         address = handle.address
-        honest = [processes.Child("pathways.bench.tenants_client") for _ in WEIGHTS]
+        honest = [processes.Child("benchmarks.tenants.client") for _ in WEIGHTS]
         for child in honest:
             stack.callback(child.kill)
         for requests in (

@@ -22,8 +22,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.bench import processes, tenants_shares
-from pathways.bench.tenants_client import ahead_of
+from benchmarks.tenants import shares as tenants_shares
+from benchmarks.tenants.client import ahead_of
+from pathways.bench import processes
 from pathways.testing import stand_in
 
 FEATURES, HIDDEN, BATCH, STEPS = 16, 64, 64, 200
@@ -84,7 +85,7 @@ def test_a_training_is_preempted_and_goes_on() -> None:
         slice_ = pw.make_virtual_device_set(cluster).add_slice(shape=(2,), axis_names=("x",))
         undisturbed, _ = train(slice_, {})
 
-        urgent = processes.Child("pathways.bench.tenants_client")
+        urgent = processes.Child("benchmarks.tenants.client")
         stack.callback(urgent.kill)
         urgent.ask("start", cluster.address, "urgent", 1.0, 5, timeout=60)
         urgent.ask("load", (FLOOD_US,), timeout=60)

@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
-from pathways.bench import processes, tenants_shares
-from pathways.bench.tenants_client import ahead_of
+from benchmarks.tenants import shares as tenants_shares
+from benchmarks.tenants.client import ahead_of
+from pathways.bench import processes
 from pathways.cluster import operator
 from pathways.cluster.launcher import start_local_cluster
 
@@ -53,7 +54,7 @@ class Crew:
             self.dismiss(name)
         new = [name for name in WEIGHTS if name not in self.clients]
         for name in new:
-            self.clients[name] = processes.Child("pathways.bench.tenants_client")
+            self.clients[name] = processes.Child("benchmarks.tenants.client")
         for request in (lambda name: ("start", self.address, name, WEIGHTS[name]), lambda name: ("load", LENGTHS_US)):
             for name in new:
                 self.clients[name].send(*request(name))

@@ -8,11 +8,11 @@ import importlib.util
 from pathways.bench.systems.base import System
 
 SYSTEMS = {
-    "pathways": "pathways_cluster:PathwaysCluster",
-    "pathways-embedded": "pathways_cluster:PathwaysEmbedded",
-    "jax": "jax_processes:JaxProcesses",
-    "ray": "ray_actors:RayActors",
-    "ray-graph": "ray_graph:RayGraph",
+    "pathways": "pathways.bench.systems.pathways_cluster:PathwaysCluster",
+    "pathways-embedded": "pathways.bench.systems.pathways_cluster:PathwaysEmbedded",
+    "jax": "pathways.bench.systems.jax_processes:JaxProcesses",
+    "ray": "benchmarks.rivals.ray_actors:RayActors",
+    "ray-graph": "benchmarks.rivals.ray_graph:RayGraph",
 }
 
 
@@ -21,7 +21,7 @@ def load(name: str) -> type[System]:
     if name not in SYSTEMS:
         raise ValueError(f"unknown system {name!r}: expected one of {', '.join(SYSTEMS)}")
     module, _, attribute = SYSTEMS[name].partition(":")
-    found: type[System] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    found: type[System] = getattr(importlib.import_module(module), attribute)
     return found
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import click.testing
 import pytest
 
-from pathways.bench import cli, tenants_report, tenants_shares
-from pathways.bench.tenants_client import ahead_of
-from pathways.bench.tenants_shares import Sample
+from benchmarks.tenants import report as tenants_report
+from benchmarks.tenants import shares as tenants_shares
+from benchmarks.tenants.client import ahead_of
+from benchmarks.tenants.shares import Sample
+from pathways.bench import cli
 
 MS = 1_000_000
 
@@ -102,7 +104,7 @@ def test_goals_are_met_or_missed() -> None:
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from pathways.bench import tenants_plot
+    from benchmarks.tenants import plot as tenants_plot
 
     tenants_plot.picture(data(), tmp_path / "tenants.png")
     assert (tmp_path / "tenants.png").stat().st_size > 10_000

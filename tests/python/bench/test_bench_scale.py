@@ -10,8 +10,9 @@ from typing import Any
 import click.testing
 import pytest
 
-from pathways.bench import cli, scale_agents
-from pathways.bench.scale_agents import Memory, Runs, Settings
+from benchmarks.scale import agents as scale_agents
+from benchmarks.scale.agents import Memory, Runs, Settings
+from pathways.bench import cli
 
 
 def bench(*arguments: str) -> click.testing.Result:

@@ -1,4 +1,4 @@
-"""The client of one cluster of `pathways bench mpmd`: ``python -m pathways.bench.mpmd_client <fd>``.
+"""The client of one cluster of `pathways bench mpmd`: ``python -m benchmarks.mpmd.client <fd>``.
 
 It loads groups of programs (`mpmd_programs`), checks what they compute, and times one of them when it is asked to.
 """
@@ -89,7 +89,7 @@ class Client:
         import jax
         import jax.numpy as jnp
 
-        from pathways.bench import mpmd_programs as programs
+        from benchmarks.mpmd import programs
 
         x = jnp.zeros((programs.SIZE, programs.SIZE), jnp.float32)
         call = jax.jit(programs.pad("compute", amount))
@@ -144,7 +144,7 @@ class Client:
         import numpy
 
         import pathways as pw
-        from pathways.bench import mpmd_programs as programs
+        from benchmarks.mpmd import programs
 
         schedule = group.schedule
         chunks = 2 if schedule in ("Interleaved1F1B", "Circular") else 1
@@ -197,7 +197,7 @@ class Client:
             raise RuntimeError(f"{group}, {name}: expected {expected:g} everywhere, got {found.reshape(-1)[:4]}...")
 
     def _make_hosts(self, group: Group) -> dict[str, Once]:
-        from pathways.bench import mpmd_programs as programs
+        from benchmarks.mpmd import programs
 
         how, count = programs.pad(group.step.kind, group.step.amount), group.size
         made = programs.two_hosts(self._slices[0], self._slices[1], how, count)
@@ -227,7 +227,7 @@ class Client:
         return {name: counted(run) for name, run in runs.items()}
 
     def _make_slice(self, group: Group) -> dict[str, Once]:
-        from pathways.bench import mpmd_programs as programs
+        from benchmarks.mpmd import programs
 
         how, count = programs.pad(group.step.kind, group.step.amount), group.size
         calls = max(1, count // CHAINED)
@@ -252,7 +252,7 @@ class Client:
         return runs
 
     def _make_turns(self, group: Group) -> dict[str, Once]:
-        from pathways.bench import mpmd_programs as programs
+        from benchmarks.mpmd import programs
 
         how = programs.pad(group.step.kind, group.step.amount)
         made = programs.alternating(self._slices[0], self._slices[1], how, group.size, (1, 10))
@@ -279,7 +279,7 @@ class Client:
         import jax
         import numpy
 
-        from pathways.bench import mpmd_programs as programs
+        from benchmarks.mpmd import programs
 
         how, is_sleep = programs.pad(group.step.kind, group.step.amount), group.step.kind == "sleep"
         # The copies of rows grow with the width, the products with its square: experts are larger than these.

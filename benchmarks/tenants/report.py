@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways.bench import processes, tenants
+from benchmarks.tenants import measuring as tenants
+from pathways.bench import processes
 from pathways.bench.report import Report, Table
 
 PARTS = ("rates", "shares", "waits", "dispatch")

@@ -1,4 +1,4 @@
-"""Machines that a cluster cannot tell from real ones: ``python -m pathways.bench.modelled_machines <fd>``.
+"""Machines that a cluster cannot tell from real ones: ``python -m benchmarks.scale.modelled_machines <fd>``.
 
 One process stands for all machines of `pathways bench scale --agents`. Each machine has a certificate, a link of two
 connections, a tunnel for gRPC, the session of its agent, and the sessions of its hosts, as pathways/agent and
@@ -26,9 +26,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from benchmarks.scale.nonblocking import Connection, Tunnels, dial
 from pathways import _native, errors
 from pathways.bench import processes
-from pathways.bench.nonblocking import Connection, Tunnels, dial
 from pathways.plan.binding import BoundProgram, HostPlan, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 from pathways.process.config import ClusterOptions, HostConfig, load_host

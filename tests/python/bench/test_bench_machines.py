@@ -11,8 +11,12 @@ from typing import Any
 import click.testing
 import pytest
 
-from pathways.bench import bare, cli, far_dispatch, far_systems, far_transfer, processes
-from pathways.bench.far_dispatch import Samples
+from benchmarks.machines import dispatch as far_dispatch
+from benchmarks.machines import systems as far_systems
+from benchmarks.machines import transfer as far_transfer
+from benchmarks.machines.dispatch import Samples
+from benchmarks.rivals import bare
+from pathways.bench import cli, processes
 
 MIB64 = 64 << 20
 

@@ -1,6 +1,6 @@
 """Rival of `pathways bench tenants`: one JAX process in which each tenant is a thread, on one CPU device.
 
-    python -m pathways.bench.tenants_jax <fd>
+    python -m benchmarks.tenants.jax_threads <fd>
 
 That is what multi-controller JAX offers to programs that share devices. XLA lets computations of several threads
 overlap on one CPU device, which no accelerator does. So these steps hold the device while they take their time, as
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.tenants.client import ELEMENTS
 from pathways.bench import processes
-from pathways.bench.tenants_client import ELEMENTS
 
 MOST_AHEAD = 32
 """XLA's CPU client blocks its caller beyond this, counting the steps of all threads."""

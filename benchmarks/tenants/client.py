@@ -1,4 +1,4 @@
-"""One client of `pathways bench tenants`, and of the stress tests: ``python -m pathways.bench.tenants_client <fd>``.
+"""One client of `pathways bench tenants`, and of the stress tests: ``python -m benchmarks.tenants.client <fd>``.
 
 It keeps a flood of steps under way for a time that the harness gives, or runs one step at a time. A step takes its
 time and no core (`pathways.testing.stand_in`), and adds one to each of 1,024 numbers. The client checks what comes out.

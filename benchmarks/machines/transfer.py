@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.bench import far_systems, processes, stats, transfer
+from benchmarks.machines import systems as far_systems
+from pathways.bench import processes, stats, transfer
 from pathways.bench.report import Report, Table
 from pathways.bench.stats import Spread
 

@@ -164,7 +164,7 @@ class Bare:
         theirs = os.path.join(folder, "peer.pem")
         authority.credentials(Role.HOST, "peer").save(theirs)
         self._own = authority.credentials(Role.HOST, "bench")
-        peer = processes.Child("pathways.bench.far_systems", ["peer"])
+        peer = processes.Child("benchmarks.machines.systems", ["peer"])
         self._stack.callback(peer.end)
         self._port = peer.ask("listen", self._kind, theirs, timeout=_PATIENCE_S)
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pathways.bench import goals, google_benchmark, instructions, machine, micro, scale, stats, transfer
+from benchmarks import instructions
+from benchmarks.scale import control_path as scale
+from pathways.bench import goals, google_benchmark, machine, micro, stats, transfer
 from pathways.bench.report import Report, Table, number
 from pathways.bench.stats import Spread, Value
 from pathways.bench.workloads import COUNTING_LIMIT, Kind, Workload, check_value, workloads

@@ -9,9 +9,11 @@ from typing import Any
 import click.testing
 import pytest
 
-from pathways.bench import cli, mpmd, mpmd_goals
-from pathways.bench.mpmd_client import Group, Step
-from pathways.bench.mpmd_goals import Goal, Sample
+from benchmarks.mpmd import goals as mpmd_goals
+from benchmarks.mpmd import measuring as mpmd
+from benchmarks.mpmd.client import Group, Step
+from benchmarks.mpmd.goals import Goal, Sample
+from pathways.bench import cli
 
 SLEEP = Step("sleep", 300, 300)
 PIPELINE = Group("pipeline", SLEEP, 8, "1F1B")
@@ -143,7 +145,7 @@ def test_clusters_and_programs_take_turns(tmp_path: Path) -> None:
     assert data["samples"][0]["group"]["schedule"] == "GPipe"
     parts = {row["part"] for row in data["goals"]}
     assert parts == set(mpmd.PARTS) == {goal.part for goal in mpmd_goals.GOALS}
-    plots = pytest.importorskip("matplotlib") and __import__("pathways.bench.mpmd_plot", fromlist=["picture"])
+    plots = pytest.importorskip("matplotlib") and __import__("benchmarks.mpmd.plot", fromlist=["picture"])
     plots.picture(report.data["goals"], tmp_path / "goals.png")
     assert (tmp_path / "goals.png").stat().st_size > 10_000
 

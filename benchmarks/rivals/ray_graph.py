@@ -11,8 +11,8 @@ import collections
 import time
 from typing import Any
 
+from benchmarks.rivals.ray_actors import start_ray
 from pathways.bench.systems.base import Run, System
-from pathways.bench.systems.ray_actors import start_ray
 from pathways.bench.workloads import CHAIN, Kind, Workload
 
 _IN_FLIGHT = 10  # Ray's own default limit of executions in flight

@@ -128,7 +128,7 @@ class _Measured:
             )
             stack.callback(handle.close)
             self._controller = handle.control.controller_pid
-            machines = Child("pathways.bench.modelled_machines")
+            machines = Child("benchmarks.scale.modelled_machines")
             stack.callback(machines.kill)
             cluster = self._connect(stack, handle)
             token = Tokens(authority_folder(handle.directory)).make(Role.HOST, 3600.0, settings.agents)

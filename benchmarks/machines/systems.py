@@ -1,4 +1,4 @@
-"""Who moves bytes and makes calls in a bench between machines: ``python -m pathways.bench.far_systems <fd> <system>``.
+"""Who moves bytes and makes calls in a bench between machines: ``python -m benchmarks.machines.systems <fd> <system>``.
 
 For transfers a system answers as those of `transfer_systems` do. For calls it answers "round_trips", nanoseconds of one
 call each, and ours "calls", seconds per pipelined call.
@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pathways.bench import bare, processes
-from pathways.bench.agents import AgentsCluster
+from benchmarks.machines.agents import AgentsCluster
+from benchmarks.rivals import bare
+from pathways.bench import processes
 from pathways.bench.transfer_systems import JaxSender, JaxTransfer, Pathways, timed
 
 STREAMS = (1, 2, 3, 4)
@@ -217,7 +218,7 @@ def started(what: str, names: Sequence[str], size: int, notes: list[str]) -> Ite
     children: dict[str, processes.Child] = {}
     try:
         for name in names:
-            child = processes.Child("pathways.bench.far_systems", [f"{what}: {name}"])
+            child = processes.Child("benchmarks.machines.systems", [f"{what}: {name}"])
             try:
                 child.ask("start", size, timeout=_START_TIMEOUT)
             except processes.ChildError as error:

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pathways.bench import processes, stats, tenants_shares
-from pathways.bench.tenants_client import ahead_of
+from benchmarks.tenants import shares as tenants_shares
+from benchmarks.tenants.client import ahead_of
+from pathways.bench import processes, stats
 
 PATIENCE = 300.0
 AHEAD = 32  # runs of each client in a measurement of rates: few, so that the first ones are over within the warm-up
@@ -47,7 +48,7 @@ class Crew:
     def __init__(self) -> None:
         self.children: list[processes.Child] = []
 
-    def hire(self, count: int, module: str = "pathways.bench.tenants_client") -> list[processes.Child]:
+    def hire(self, count: int, module: str = "benchmarks.tenants.client") -> list[processes.Child]:
         """New processes."""
         new = [processes.Child(module) for _ in range(count)]
         self.children.extend(new)
@@ -110,7 +111,7 @@ def rates(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
     samples: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
     with crew() as members:
         single, *many = members.hire(1 + max(settings.clients))
-        rivals = members.hire(int("jax" in settings.rivals), "pathways.bench.tenants_jax")
+        rivals = members.hire(int("jax" in settings.rivals), "benchmarks.tenants.jax_threads")
         gather([single], 1, "share", [("alone", 1.0, None)])
         gather(many, 1, "share", [(f"client {i}", 1.0, None) for i in range(len(many))])
         everybody = [single, *many, *rivals]

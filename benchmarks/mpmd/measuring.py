@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from pathways.bench import mpmd_goals, processes
-from pathways.bench.mpmd_client import Group, Step
-from pathways.bench.mpmd_goals import PARTS, Sample
+from benchmarks.mpmd import goals as mpmd_goals
+from benchmarks.mpmd.client import Group, Step
+from benchmarks.mpmd.goals import PARTS, Sample
+from pathways.bench import processes
 from pathways.bench.report import Report
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1")
@@ -103,7 +104,7 @@ class Cluster(Protocol):
 
 def open_cluster() -> Cluster:
     """The real thing: a process for the client of one cluster."""
-    return processes.Child("pathways.bench.mpmd_client")
+    return processes.Child("benchmarks.mpmd.client")
 
 
 class Bench:

@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.bench import far_systems, processes, stats
-from pathways.bench.far_transfer import OURS, RIVALS
+from benchmarks.machines import systems as far_systems
+from benchmarks.machines.transfer import OURS, RIVALS
+from pathways.bench import processes, stats
 from pathways.bench.report import Report, Table
 from pathways.bench.stats import Spread
 

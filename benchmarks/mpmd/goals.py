@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.mpmd.client import Group
 from pathways.bench import stats
-from pathways.bench.mpmd_client import Group
 from pathways.bench.report import Table
 
 #: What is measured, in this order.

@@ -1,0 +1,1 @@
+"""Calls and transfers between machines, which agents stand for."""

@@ -1,0 +1,1 @@
+"""The speed of what SPMD cannot say."""

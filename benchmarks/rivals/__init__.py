@@ -1,0 +1,1 @@
+"""Who does the same work without Pathways, beside plain JAX."""

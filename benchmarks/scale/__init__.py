@@ -1,0 +1,1 @@
+"""What a big cluster costs its controller."""

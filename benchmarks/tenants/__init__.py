@@ -1,0 +1,1 @@
+"""What many clients get of one cluster."""
