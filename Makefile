@@ -140,11 +140,8 @@ format: $(DEV) ## rewrite Python and C++ in the house's format
 
 bench: $(BENCH) $(BUILT) ## the benchmarks with their rivals; tables on the terminal
 	@pathways bench micro
-	@pathways bench scale
-	@pathways bench dispatch --rivals jax,ray,ray-graph
 	@pathways bench transfer
-	@pathways bench tenants --rivals jax
-	@pathways bench mpmd
+	@for each in dispatch scale tenants mpmd; do python -m benchmarks.$$each || exit 1; done
 
 wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 	@python scripts/check_wheel.py

@@ -1,4 +1,4 @@
-"""`pathways bench instructions`: the control path in instructions, which a busy machine cannot change.
+"""`python -m benchmarks.instructions`: the control path in instructions, which a busy machine cannot change.
 
 Callgrind (valgrind) counts the instructions of `count_control` (benchmarks/cpp), a build with
 `-DPATHWAYS_BUILD_BENCHMARKS=ON`. Each case runs twice, with few and with many turns; the difference is divided by the
@@ -12,10 +12,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.native import find
+from pathways.bench.command import NotHere, Say, as_command, option
+from pathways.bench.goals import at_most, judged
 from pathways.bench.report import Report, Table
 
 METHOD = (
@@ -28,8 +31,11 @@ TIMEOUT_S = 600.0
 _CONTROLLER = "pathways::Controller::step()"
 
 
-class NoCounter(RuntimeError):
-    """Valgrind or the program is missing."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where the program is."""
+
+    binaries: str = option("", "Folder of count_control; by default the newest build/*/benchmarks/cpp.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,25 +92,11 @@ GOALS = (
 Count = Callable[[Case, int], int]
 
 
-def find_program(folder: Path | None) -> Path:
-    """`count_control` in `folder`; without one, in the newest ``build/*/benchmarks/cpp``. Raises NoCounter."""
-    places = (
-        [folder] if folder else sorted(Path("build").glob("*/benchmarks/cpp"), key=lambda each: each.stat().st_mtime)
-    )
-    for place in reversed(places):
-        if (place / "count_control").is_file():
-            return place / "count_control"
-    raise NoCounter(
-        f"count_control is not in {folder or 'build/*/benchmarks/cpp'}: build it with `cmake --preset release && "
-        "cmake --build --preset release --target count_control`"
-    )
-
-
 def counter(program: Path) -> Count:
-    """Counts a case of `program`. Raises NoCounter where valgrind is not installed."""
+    """Counts a case of `program`. Raises NotHere where valgrind is not installed."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
-        raise NoCounter("valgrind is not installed, and it counts the instructions")
+        raise NotHere("valgrind is not installed, and it counts the instructions")
 
     def count(case: Case, turns: int) -> int:
         toggle = [f"--toggle-collect={_CONTROLLER}"] if case.counted == "controller" else []
@@ -137,19 +129,27 @@ def per_turn(count: Count, case: Case) -> float:
 
 def judge(found: dict[str, float]) -> list[dict[str, Any]]:
     """The goals, over the instructions per turn of each case."""
-    rows = []
-    for text, above, below, most in GOALS:
-        value = found[above] / found[below]
-        rows.append({"goal": text, "at_most": most, "value": value, "reached": value <= most})
-    return rows
+    return [judged(text, at_most(most), found[above] / found[below]) for text, above, below, most in GOALS]
 
 
-def run(count: Count, cases: Sequence[Case] = CASES) -> Report:
+def measure(count: Count, say: Say = lambda words: None) -> Report:
     """Counts each case, and judges the goals."""
-    rows = [{"case": each.name, "counted": each.counted, "instructions": per_turn(count, each)} for each in cases]
-    goals = judge({str(row["case"]): float(row["instructions"]) for row in rows})  # type: ignore[arg-type]
-    tables = [
-        Table("Instructions per turn", ("case", "counted", "instructions"), [tuple(row.values()) for row in rows]),
-        Table("Goals", ("goal", "at most", "value", "reached"), [tuple(row.values()) for row in goals]),
-    ]
+    rows: list[dict[str, Any]] = []
+    for each in CASES:
+        rows.append({"case": each.name, "counted": each.counted, "instructions": per_turn(count, each)})
+        say(f"{each.name}: {rows[-1]['instructions']:,.0f}")
+    goals = judge({row["case"]: row["instructions"] for row in rows})
+    tables = [*Table.of("Instructions per turn", rows), *Table.of("Goals", goals)]
     return Report("instructions", METHOD, tables, {"rows": rows, "goals": goals})
+
+
+def run(settings: Settings, say: Say = lambda words: None) -> Report:
+    """Instructions of the control path by callgrind: with a trace, by policy, beside many live buffers."""
+    (program,) = find(settings.binaries, "count_control", "count_control")
+    return measure(counter(program), say)
+
+
+command = as_command("instructions", Settings, run)
+
+if __name__ == "__main__":
+    command()

@@ -1,4 +1,4 @@
-"""`pathways bench dispatch --machines N`: calls on hosts that agents brought, beside the same hosts on one machine.
+"""`python -m benchmarks.machines.dispatch`: calls on hosts that agents brought, beside the same hosts on one machine.
 
 Two things are measured: how long one call takes until its completion is back, beside a message of as many bytes on a
 bare connection; and the rate of pipelined calls (OpByOp without a collective), beside one machine. All systems take
@@ -11,14 +11,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.machines import systems as far_systems
+from benchmarks.machines import systems
 from benchmarks.machines.transfer import OURS, RIVALS
-from pathways.bench import processes, stats
+from pathways.bench import stats
+from pathways.bench.command import Say, as_command, check_names, option
+from pathways.bench.goals import at_least, at_most, judged
 from pathways.bench.report import Report, Table
 from pathways.bench.stats import Spread
+from pathways.bench.turns import Turns
 
 NEAR = "one machine"
-_TIMEOUT = 60.0
 ADDED_US = 50.0
 METHOD = (
     "Machines are agents on this machine, over loopback addresses, each with one host of one device; the "
@@ -30,6 +32,16 @@ METHOD = (
     "per machine, the machines in turn, each machine's call on the result of its last one, at most 64 in flight each; "
     "the same hosts are on one machine or brought by agents."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long."""
+
+    machines: int = option(2, "How many machines with hosts.", least=2)
+    rivals: tuple[str, ...] = option(RIVALS, "Whom to measure beside it; may be empty.")
+    repeats: int = option(5, "How often each is measured.")
+    seconds: float = option(1.0, "Length of one run.", least=0.01)
 
 
 @dataclasses.dataclass
@@ -93,36 +105,24 @@ def rates(samples: Samples) -> list[dict[str, Any]]:
 
 def judge(samples: Samples) -> list[dict[str, Any]]:
     """The goals that were measured."""
-    judged: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for kind, ours in OURS.items():
         whole, bare = samples.p50_us(ours), samples.p50_us(kind)
-        near = samples.p50_us(NEAR)
-        link = [a - b for a, b in zip(whole, near, strict=False)]
+        link = [a - b for a, b in zip(whole, samples.p50_us(NEAR), strict=False)]
         for what, times in (("a call and its completion", whole), ("what the link adds to it", link)):
             beyond = _difference(times, bare)
             if beyond is not None:
-                judged.append(_judged(f"{kind}: {what}, beyond a bare round trip, us", beyond, ADDED_US, False))
+                found.append(judged(f"{kind}: {what}, beyond a bare round trip, us", at_most(ADDED_US), beyond))
         if samples.calls.get(ours) and len(samples.calls[ours]) == len(samples.calls.get(NEAR, [])):
             ratio = stats.paired_ratio(samples.calls[NEAR], samples.calls[ours])
-            judged.append(_judged(f"{kind}: OpByOp on machines, over one machine", ratio, 0.7, True))
-    return judged
-
-
-def _judged(goal: str, value: Spread, bound: float, is_least: bool) -> dict[str, Any]:
-    reached = value.median >= bound if is_least else value.median <= bound
-    sign = ">=" if is_least else "<="
-    numbers = {"value": value.median, "min": value.low, "max": value.high}
-    return {"goal": goal, "bound": f"{sign} {bound:g}", **numbers, "reached": reached}
+            found.append(judged(f"{kind}: OpByOp on machines, over one machine", at_least(0.7), ratio))
+    return found
 
 
 def make(samples: Samples, notes: Sequence[str]) -> Report:
     """The report of all repeats."""
     parts = {"Round trips": round_trips(samples), "OpByOp": rates(samples), "Goals": judge(samples)}
-    tables = [
-        Table(name, tuple(rows[0]), [tuple(row.values()) for row in rows]) for name, rows in parts.items() if rows
-    ]
     out, back = samples.sizes
-    bytes_note = f"A call takes {out} bytes to the machine of the host, and {back} bytes back."
     data = {
         "round_trips": parts["Round trips"],
         "rates": parts["OpByOp"],
@@ -132,42 +132,40 @@ def make(samples: Samples, notes: Sequence[str]) -> Report:
             "seconds_per_call": samples.calls,
         },
     }
+    tables = [table for name, rows in parts.items() for table in Table.of(name, rows)]
+    bytes_note = f"A call takes {out} bytes to the machine of the host, and {back} bytes back."
     return Report("dispatch-machines", METHOD, tables, data, [bytes_note, *notes])
 
 
-def _link_sizes(child: Any, seconds: float) -> tuple[int, int]:
+def _link_sizes(turns: Turns, name: str, seconds: float) -> tuple[int, int]:
     """Bytes of one call on the link, there and back."""
-    before = child.ask("link_bytes", timeout=_TIMEOUT)
-    calls = len(child.ask("round_trips", 0, 0, seconds, timeout=_TIMEOUT)) + far_systems.WARM_UP
-    after = child.ask("link_bytes", timeout=_TIMEOUT)
-    out, back = ((b - a) / calls for a, b in zip(before, after, strict=True))
+    before = turns.ask(name, "link_bytes")
+    calls = len(turns.ask(name, "round_trips", 0, 0, seconds)) + systems.WARM_UP
+    out, back = ((b - a) / calls for a, b in zip(before, turns.ask(name, "link_bytes"), strict=True))
     return round(out), round(back)
 
 
-def run(machines: int, rivals: Sequence[str], repeats: int, seconds: float) -> Report:
-    """Measures. Raises ValueError for an unknown rival, or fewer than two machines."""
-    if unknown := [name for name in rivals if name not in RIVALS]:
-        raise ValueError(f"unknown rival {unknown[0]!r}: expected some of {', '.join(RIVALS)}")
-    if machines < 2:
-        raise ValueError(f"--machines {machines}: expected at least 2")
+def run(settings: Settings, say: Say = lambda words: None) -> Report:
+    """Calls on hosts of other machines, which agents on this one stand for, beside one machine and bare round trips."""
+    check_names("rival", settings.rivals, RIVALS)
     notes: list[str] = []
     samples = Samples()
-    names = [NEAR, *OURS.values(), *rivals]
-    with processes.orphans_come_home(), far_systems.started("call", names, machines, notes) as children:
-        linked = [children[name] for name in OURS.values() if name in children]
-        if linked:
-            samples.sizes = _link_sizes(linked[0], seconds)
-        out, back = (max(1, size) for size in samples.sizes)
-        for _ in range(repeats):
-            for name, child in list(children.items()):
-                try:
-                    trips = child.ask("round_trips", out, back, seconds, timeout=_TIMEOUT)
-                    per_call = child.ask("calls", seconds, timeout=_TIMEOUT) if name not in rivals else None
-                except processes.ChildError as error:
-                    notes.append(f"{name}: {error}")
-                    children.pop(name).kill()
-                    continue
-                samples.trips.setdefault(name, []).append(trips)
-                if per_call is not None:
-                    samples.calls.setdefault(name, []).append(per_call)
+    names = [*systems.OURS, *settings.rivals]
+    repeats, seconds = settings.repeats, settings.seconds
+    with systems.turns_of(systems.CALLS) as turns:
+        turns.start_all(names, settings.machines, notes=notes)
+        if linked := [name for name in OURS.values() if name in turns]:
+            samples.sizes = _link_sizes(turns, linked[0], seconds)
+        request = ("round_trips", *(max(1, size) for size in samples.sizes), seconds)
+        for name, trips in turns.rounds(names, repeats, *request, notes=notes, what=""):
+            samples.trips.setdefault(name, []).append(trips)
+        say("round trips: done")
+        for name, taken in turns.rounds(list(systems.OURS), repeats, "calls", seconds, notes=notes, what=""):
+            samples.calls.setdefault(name, []).append(taken)
     return make(samples, notes)
+
+
+command = as_command("dispatch", Settings, run)
+
+if __name__ == "__main__":
+    command()

@@ -1,4 +1,4 @@
-"""Who moves bytes and makes calls in a bench between machines: ``python -m benchmarks.machines.systems <fd> <system>``.
+"""Who moves bytes and makes calls in a bench between machines, each in a process of its own.
 
 For transfers a system answers as those of `transfer_systems` do. For calls it answers "round_trips", nanoseconds of one
 call each, and ours "calls", seconds per pipelined call.
@@ -7,22 +7,20 @@ call each, and ours "calls", seconds per pipelined call.
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.machines.agents import AgentsCluster
 from benchmarks.rivals import bare
-from pathways.bench import processes
-from pathways.bench.transfer_systems import JaxSender, JaxTransfer, Pathways, timed
+from pathways.bench.processes import Child
+from pathways.bench.transfer_systems import JaxTransfer, Pathways, timed
+from pathways.bench.turns import Turns
 
 STREAMS = (1, 2, 3, 4)
 #: Calls before those that are timed.
 WARM_UP = 20
-_START_TIMEOUT = 300.0
-#: Calls in flight at most on each machine, as in `systems.base`.
+#: Calls in flight at most on each machine, as in `pathways.bench.systems.base`.
 _WINDOW = 64
 
 
@@ -49,9 +47,9 @@ class Transfers(Pathways):
 class BareTransfers:
     """The same bytes over bare streams."""
 
-    def __init__(self, kind: str, streams: int) -> None:
+    def __init__(self, kind: str, streams: str) -> None:
         self._bare = bare.Bare(kind)
-        self._streams = streams
+        self._streams = int(streams)
 
     def start(self, devices: int) -> None:
         """Starts the other end."""
@@ -188,55 +186,22 @@ def _timed_one_by_one(one: Callable[[], Any], seconds: float) -> list[int]:
     return taken
 
 
-#: Transfers: "<kind> <streams>" are the bare ones.
-TRANSFERS: dict[str, Callable[[], Any]] = {
-    "one machine": functools.partial(Transfers, "one"),
-    "machines tls": functools.partial(Transfers, "tls"),
-    "machines tcp": functools.partial(Transfers, "tcp"),
-    **{f"{kind} {n}": functools.partial(BareTransfers, kind, n) for kind in bare.SOCKETS for n in STREAMS},
-    "grpc 1": functools.partial(BareTransfers, "grpc", 1),
-    "jax_transfer": JaxTransfer,
+_HERE = "benchmarks.machines.systems"
+OURS = {"one machine": "one", "machines tls": "tls", "machines tcp": "tcp"}
+#: What a `processes.Child` makes of each system: ``module:Class``, and its arguments. "<kind> <streams>" are bare ones.
+TRANSFERS: dict[str, tuple[str, ...]] = {
+    **{name: (f"{_HERE}:Transfers", kind) for name, kind in OURS.items()},
+    **{f"{kind} {n}": (f"{_HERE}:BareTransfers", kind, str(n)) for kind in bare.SOCKETS for n in STREAMS},
+    "grpc 1": (f"{_HERE}:BareTransfers", "grpc", "1"),
+    "jax_transfer": ("pathways.bench.transfer_systems:JaxTransfer",),
 }
-CALLS: dict[str, Callable[[], Any]] = {
-    "one machine": functools.partial(Calls, "one"),
-    "machines tls": functools.partial(Calls, "tls"),
-    "machines tcp": functools.partial(Calls, "tcp"),
-    **{kind: functools.partial(BareCalls, kind) for kind in bare.KINDS},
-    "jax_transfer": JaxPulls,
-}
-SYSTEMS: dict[str, Callable[[], Any]] = {
-    **{f"transfer: {name}": system for name, system in TRANSFERS.items()},
-    **{f"call: {name}": system for name, system in CALLS.items()},
-    "peer": bare.Peer,
-    "jax_sender": JaxSender,
+CALLS: dict[str, tuple[str, ...]] = {
+    **{name: (f"{_HERE}:Calls", kind) for name, kind in OURS.items()},
+    **{kind: (f"{_HERE}:BareCalls", kind) for kind in bare.KINDS},
+    "jax_transfer": (f"{_HERE}:JaxPulls",),
 }
 
 
-@contextlib.contextmanager
-def started(what: str, names: Sequence[str], size: int, notes: list[str]) -> Iterator[dict[str, processes.Child]]:
-    """A child per system of `what` ("transfer" or "call") that starts; why others do not is a note."""
-    children: dict[str, processes.Child] = {}
-    try:
-        for name in names:
-            child = processes.Child("benchmarks.machines.systems", [f"{what}: {name}"])
-            try:
-                child.ask("start", size, timeout=_START_TIMEOUT)
-            except processes.ChildError as error:
-                child.kill()
-                notes.append(f"{name} is not measured: {error}")
-                continue
-            children[name] = child
-        yield children
-    finally:
-        for child in children.values():
-            child.end()
-
-
-def main() -> None:
-    """One system's process."""
-    system = SYSTEMS[sys.argv[2]]()
-    processes.serve(lambda verb, *arguments: getattr(system, verb)(*arguments))
-
-
-if __name__ == "__main__":
-    main()
+def turns_of(systems: Mapping[str, tuple[str, ...]]) -> Turns:
+    """Turns in which nobody is stopped: a stopped agent would be taken for lost, and who has no work takes no core."""
+    return Turns(lambda name: Child(*systems[name]), is_stopped=lambda name: False)

@@ -1,24 +1,26 @@
-"""`pathways bench transfer --machines 2`: bytes from host to host of two machines, beside bare streams.
+"""`python -m benchmarks.machines.transfer`: bytes from host to host of two machines, beside bare streams.
 
 The machines are agents on this machine, so both ends share its cores, and the wire is the loopback. All systems take
-turns, repeat by repeat. None is stopped while others are on turn: a stopped agent would be taken for lost, and who has
-no work takes no core.
+turns, repeat by repeat.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.machines import systems as far_systems
-from pathways.bench import processes, stats, transfer
+from benchmarks.machines import systems
+from pathways.bench import plot, stats, transfer
+from pathways.bench.command import Say, as_command, check_names, option
+from pathways.bench.goals import at_least, judged
 from pathways.bench.report import Report, Table
-from pathways.bench.stats import Spread
+from pathways.bench.transfer import Sample
 
 RIVALS = ("tls", "tcp", "grpc", "jax_transfer")
 OURS = {"tls": "machines tls", "tcp": "machines tcp"}
-MACHINES = 2
-LARGE_BYTES = 64 << 20
+LARGE_KIB = 64 << 10
 METHOD = (
     "One array of the given bytes goes from the host of one machine to the host of another; machines are agents "
     "on this machine, over loopback addresses. 'machines tls' and 'machines tcp' are Pathways with encryption and "
@@ -32,123 +34,106 @@ METHOD = (
 )
 #: (what, of ours, over which rival, at which sizes, at least)
 _GOALS = (
-    ("over the best of 1 to 4 bare TLS streams", "tls", "tls", (LARGE_BYTES,), 0.85),
-    ("not encrypted, over the best of 1 to 4 bare TCP streams", "tcp", "tcp", (LARGE_BYTES,), 0.7),
-    ("over jax.experimental.transfer", "tls", "jax_transfer", (4096, 1 << 20, LARGE_BYTES), 1.0),
-    ("not encrypted, over jax.experimental.transfer", "tcp", "jax_transfer", (4096, 1 << 20, LARGE_BYTES), 1.0),
+    ("over the best of 1 to 4 bare TLS streams", "tls", "tls", (LARGE_KIB,), 0.85),
+    ("not encrypted, over the best of 1 to 4 bare TCP streams", "tcp", "tcp", (LARGE_KIB,), 0.7),
+    ("over jax.experimental.transfer", "tls", "jax_transfer", (4, 1024, LARGE_KIB), 1.0),
+    ("not encrypted, over jax.experimental.transfer", "tcp", "jax_transfer", (4, 1024, LARGE_KIB), 1.0),
 )
 
-Samples = dict[tuple[int, str], list[dict[str, float]]]
-"""Repeats by bytes and system."""
+Samples = dict[int, dict[str, list[Sample]]]
+"""Repeats by KiB and system."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long."""
+
+    rivals: tuple[str, ...] = option(RIVALS, "Whom to measure beside it; may be empty.")
+    kib: tuple[int, ...] = option((4, 1024, LARGE_KIB), "Sizes.")
+    repeats: int = option(5, "How often each is measured.")
+    seconds: float = option(0.3, "Length of one run.", least=0.01)
 
 
 def systems_of(rivals: Sequence[str]) -> list[str]:
     """The systems that are measured beside these rivals. Raises ValueError for an unknown one."""
-    if unknown := [name for name in rivals if name not in RIVALS]:
-        raise ValueError(f"unknown rival {unknown[0]!r}: expected some of {', '.join(RIVALS)}")
-    names = far_systems.TRANSFERS
-    theirs = [name for name in names if name.partition(" ")[0] in rivals and name not in OURS.values()]
-    return ["one machine", *OURS.values(), *theirs]
+    check_names("rival", rivals, RIVALS)
+    return [name for name in systems.TRANSFERS if name in systems.OURS or name.partition(" ")[0] in rivals]
 
 
-def check_machines(machines: int) -> None:
-    """Raises ValueError unless so many machines are measured."""
-    if machines != MACHINES:
-        raise ValueError(f"--machines {machines}: transfers are measured between {MACHINES} machines")
-
-
-def best(samples: Samples, nbytes: int, kind: str) -> str | None:
-    """Of a rival's systems, the one that is the fastest at this size."""
-    found = [name for size, name in samples if size == nbytes and name.partition(" ")[0] == kind]
-    return min(found, key=lambda name: _median(samples[nbytes, name]), default=None)
-
-
-def _median(repeats: Sequence[dict[str, float]]) -> float:
-    return stats.quantile([each["many"] for each in repeats], 0.5)
-
-
-def ratio(samples: Samples, nbytes: int, ours: str, theirs: str | None) -> Spread | None:
-    """Our rate over another system's, paired by repeat; None where one of them is missing."""
-    mine, other = samples.get((nbytes, ours), []), samples.get((nbytes, theirs or ""), [])
-    if not mine or len(mine) != len(other):
-        return None
-    return stats.paired_ratio([each["many"] for each in other], [each["many"] for each in mine])
-
-
-def rows_of(samples: Samples) -> list[dict[str, Any]]:
-    """A row per size and system."""
-    rows = []
-    for (nbytes, name), repeats in samples.items():
-        one, many = (Spread.of([each[kind] for each in repeats]) for kind in ("one", "many"))
-        ratios = {kind: ratio(samples, nbytes, ours, name) for kind, ours in OURS.items()}
-        rows.append(
-            {
-                "KiB": nbytes // 1024,
-                "system": name,
-                "one, us": one.median * 1e6,
-                "many, us": many.median * 1e6,
-                "GB/s": nbytes / many.median / 1e9,
-                "min": nbytes / many.high / 1e9,
-                "max": nbytes / many.low / 1e9,
-                **{
-                    f"{OURS[kind]} over it": None if found is None or name == OURS[kind] else found.median
-                    for kind, found in ratios.items()
-                },
-            }
-        )
-    return rows
+def best(repeats: dict[str, list[Sample]], kind: str) -> str:
+    """Of a rival's systems, the one that is the fastest; "" if there is none."""
+    found = [name for name in repeats if name.partition(" ")[0] == kind]
+    return min(found, key=lambda name: stats.quantile([each["many"] for each in repeats[name]], 0.5), default="")
 
 
 def judge(samples: Samples) -> list[dict[str, Any]]:
     """The goals that were measured."""
-    judged = []
+    found = []
     for what, kind, rival, sizes, least in _GOALS:
-        for nbytes in sizes:
-            theirs = best(samples, nbytes, rival)
-            found = ratio(samples, nbytes, OURS[kind], theirs)
-            if found is None:
-                continue
-            judged.append(
-                {
-                    "goal": f"{nbytes // 1024} KiB between machines, {what}",
-                    "rival": theirs,
-                    "bound": f">= {least:g}",
-                    "value": found.median,
-                    "min": found.low,
-                    "max": found.high,
-                    "reached": found.median >= least,
-                }
-            )
-    return judged
+        for kib in sizes:
+            repeats = samples.get(kib, {})
+            theirs = best(repeats, rival)
+            ratio = transfer.rate_over(repeats.get(OURS[kind], []), repeats.get(theirs, []))
+            if ratio is not None:
+                found.append(judged(f"{kib} KiB between machines, {what}", at_least(least), ratio, rival=theirs))
+    return found
 
 
 def make(samples: Samples, notes: Sequence[str]) -> Report:
     """The report of all repeats."""
-    rows, judged = rows_of(samples), judge(samples)
-    tables = [
-        Table(title, tuple(found[0]), [tuple(row.values()) for row in found])
-        for title, found in (("Transfers between machines", rows), ("Goals", judged))
-        if found
+    ours = {name: name for name in OURS.values()}
+    rows = [
+        row
+        for kib, found in samples.items()
+        for row in transfer.compared({"KiB": kib}, found, kib << 10, ours, among_ours=True)
     ]
-    flat = [{"bytes": nbytes, "system": name, **each} for (nbytes, name), all_ in samples.items() for each in all_]
-    return Report("transfer-machines", METHOD, tables, {"rows": rows, "goals": judged, "samples": flat}, notes)
+    goals = judge(samples)
+    tables = [*Table.of("Transfers between machines", rows), *Table.of("Goals", goals)]
+    flat = [
+        {"bytes": kib << 10, "system": name, **each}
+        for kib, found in samples.items()
+        for name, repeats in found.items()
+        for each in repeats
+    ]
+    return Report("transfer-machines", METHOD, tables, {"rows": rows, "goals": goals, "samples": flat}, notes)
 
 
-def run(machines: int, rivals: Sequence[str], sizes: Sequence[int], repeats: int, seconds: float) -> Report:
-    """Measures. Raises ValueError for what it cannot measure."""
-    check_machines(machines)
-    names = systems_of(rivals)
+def run(settings: Settings, say: Say = lambda words: None) -> Report:
+    """Bytes between hosts of two machines, which agents on this one stand for, beside bare streams."""
+    names = systems_of(settings.rivals)
     notes: list[str] = []
     samples: Samples = {}
-    with processes.orphans_come_home(), far_systems.started("transfer", names, 1, notes) as children:
-        for nbytes in sizes:
-            for _ in range(repeats):
-                for name, child in list(children.items()):
-                    try:
-                        taken = child.ask("measure", nbytes, 1, False, seconds, timeout=transfer.TIMEOUT)
-                    except processes.ChildError as error:
-                        notes.append(f"{name}, {nbytes} bytes: {error}")
-                        children.pop(name).kill()
-                        continue
-                    samples.setdefault((nbytes, name), []).append(taken)
+    with systems.turns_of(systems.TRANSFERS) as turns:
+        turns.start_all(names, 1, notes=notes)
+        for kib in settings.kib:
+            request = ("measure", kib << 10, 1, False, settings.seconds)
+            for name, taken in turns.rounds(names, settings.repeats, *request, notes=notes, what=f", {kib} KiB"):
+                samples.setdefault(kib, {}).setdefault(name, []).append(taken)
+            say(f"{kib:,} KiB: done")
     return make(samples, notes)
+
+
+def picture(data: dict[str, Any], path: Path) -> bool:
+    """Draws GB/s of each system, one panel per size."""
+    rows = data["rows"]
+    if not rows:
+        return False
+    sizes = list(dict.fromkeys(row["KiB"] for row in rows))
+    names = list(dict.fromkeys(row["system"] for row in rows))[::-1]
+    size = (3.6 * len(sizes) + 1, 1 + 0.3 * len(names))
+    with plot.figure(path, 1, len(sizes), size, sharey=True) as (_, axes):
+        for axis, kib in zip(axes[0], sizes, strict=True):
+            for row in (each for each in rows if each["KiB"] == kib):
+                ends = [[row["GB/s"] - row["min"]], [row["max"] - row["GB/s"]]]
+                color = "C0" if row["system"] in systems.OURS else "C7"
+                axis.barh(names.index(row["system"]), row["GB/s"], xerr=ends, color=color, alpha=0.8, ecolor="0.3")
+            axis.set(title=f"{kib:,} KiB", xlabel="GB/s, several in flight", yticks=range(len(names)))
+            axis.set_yticklabels(names)
+            axis.grid(axis="x", alpha=0.3)
+    return True
+
+
+command = as_command("transfer", Settings, run, picture)
+
+if __name__ == "__main__":
+    command()

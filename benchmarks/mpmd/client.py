@@ -1,6 +1,6 @@
-"""The client of one cluster of `pathways bench mpmd`: ``python -m benchmarks.mpmd.client <fd>``.
+"""The client of one cluster of `python -m benchmarks.mpmd`, in a process of its own.
 
-It loads groups of programs (`mpmd_programs`), checks what they compute, and times one of them when it is asked to.
+It loads groups of programs (`programs`), checks what they compute, and times one of them when it is asked to.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pathways.bench import processes, stats
+from pathways.bench import stats
 
 FEWEST = 3  # runs of one measurement
 AHEAD = 3  # runs of a training step or a mixture that are under way together
@@ -22,7 +22,7 @@ CHAINED = 128  # calls of one chain on one slice
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step does beside adding one: see `mpmd_programs.pad`. `length_us` is what it takes."""
+    """What a step does beside adding one: see `programs.pad`. `length_us` is what it takes."""
 
     kind: str
     length_us: int
@@ -34,7 +34,7 @@ class Group:
     """Programs that are compared with each other, and what their steps do."""
 
     part: str
-    """One of `mpmd_goals.PARTS`."""
+    """One of `goals.PARTS`."""
     step: Step
     size: int
     """Of a pipeline its microbatches, of a loop its iterations, of a mixture its rows."""
@@ -131,13 +131,8 @@ class Client:
     # ---------------------------------------------------------------------------------------------------- made
 
     def _make(self, group: Group) -> dict[str, Once]:
-        return {
-            "pipeline": self._make_pipeline,
-            "hosts": self._make_hosts,
-            "slice": self._make_slice,
-            "turns": self._make_turns,
-            "mixture": self._make_mixture,
-        }[group.part](group)
+        made: dict[str, Once] = getattr(self, f"_make_{group.part}")(group)
+        return made
 
     def _make_pipeline(self, group: Group) -> dict[str, Once]:
         import jax
@@ -189,12 +184,24 @@ class Client:
         self._bubbles[group] = traced
         return {"step": once}
 
-    def _checked(self, group: Group, name: str, value: Any, expected: float) -> None:
+    def _checked(
+        self, group: Group, runs: Mapping[str, Callable[[], Any]], units: int, expected: float
+    ) -> dict[str, Once]:
+        """The runs, each of so many units of work, after what they give has been seen to be `expected` everywhere."""
+        import jax
         import numpy
 
-        found = numpy.asarray(value)
-        if not (found == expected).all():
-            raise RuntimeError(f"{group}, {name}: expected {expected:g} everywhere, got {found.reshape(-1)[:4]}...")
+        for name, run in runs.items():
+            for value in map(numpy.asarray, jax.tree.leaves(run())):
+                if not (value == expected).all():
+                    got = value.reshape(-1)[:4]
+                    raise RuntimeError(f"{group}, {name}: expected {expected:g} everywhere, got {got}...")
+
+        def once(run: Callable[[], Any]) -> int:
+            jax.block_until_ready(run())
+            return units
+
+        return {name: functools.partial(once, run) for name, run in runs.items()}
 
     def _make_hosts(self, group: Group) -> dict[str, Once]:
         from benchmarks.mpmd import programs
@@ -211,45 +218,25 @@ class Client:
                 more = bool(flag)
             return x
 
-        def counted(run: Callable[[], Any]) -> Once:
-            def once() -> int:
-                run().block_until_ready()
-                return count
-
-            return once
-
-        runs: dict[str, Callable[[], Any]] = {
-            **{name: functools.partial(program, zeros) for name, program in made.items()},
-            "client": asked,
-        }
-        for name, run in runs.items():
-            self._checked(group, name, run(), 2.0 * count)
-        return {name: counted(run) for name, run in runs.items()}
+        runs = {name: functools.partial(program, zeros) for name, program in made.items()}
+        return self._checked(group, {**runs, "client": asked}, count, 2.0 * count)
 
     def _make_slice(self, group: Group) -> dict[str, Once]:
         from benchmarks.mpmd import programs
 
-        how, count = programs.pad(group.step.kind, group.step.amount), group.size
-        calls = max(1, count // CHAINED)
-        made = programs.one_slice(self._slices[0], how, calls * CHAINED, CHAINED, (10, 100))
+        how, times = programs.pad(group.step.kind, group.step.amount), max(1, group.size // CHAINED)
+        made = programs.one_slice(self._slices[0], how, times * CHAINED, CHAINED, (10, 100))
         zeros = programs.zeros(self._slices[0])
-        runs: dict[str, Once] = {}
-        for name, program in made.items():
+        chain = made.pop("chain")
 
-            def run(program: Any = program, times: int = calls if name == "chain" else 1) -> Any:
-                x = zeros
-                for _ in range(times):
-                    x = program(x)
-                x.block_until_ready()
-                return x
+        def chained() -> Any:
+            x = zeros
+            for _ in range(times):
+                x = chain(x)
+            return x
 
-            def once(run: Callable[[], Any] = run) -> int:
-                run()
-                return calls * CHAINED
-
-            self._checked(group, name, run(), calls * CHAINED)
-            runs[name] = once
-        return runs
+        runs = {name: functools.partial(program, zeros) for name, program in made.items()}
+        return self._checked(group, {**runs, "chain": chained}, times * CHAINED, times * CHAINED)
 
     def _make_turns(self, group: Group) -> dict[str, Once]:
         from benchmarks.mpmd import programs
@@ -257,23 +244,8 @@ class Client:
         how = programs.pad(group.step.kind, group.step.amount)
         made = programs.alternating(self._slices[0], self._slices[1], how, group.size, (1, 10))
         zeros = (programs.zeros(self._slices[0]), programs.zeros(self._slices[1]))
-        runs: dict[str, Once] = {}
-        for name, program in made.items():
-
-            def run(program: Any = program) -> Any:
-                results = program(zeros)
-                for each in results:
-                    each.block_until_ready()
-                return results
-
-            def once(run: Callable[[], Any] = run) -> int:
-                run()
-                return group.size
-
-            for each in run():
-                self._checked(group, name, each, group.size)
-            runs[name] = once
-        return runs
+        runs = {name: functools.partial(program, zeros) for name, program in made.items()}
+        return self._checked(group, runs, group.size, group.size)
 
     def _make_mixture(self, group: Group) -> dict[str, Once]:
         import jax
@@ -312,13 +284,3 @@ class Client:
         cluster = getattr(self, "_cluster", None)
         if cluster is not None:
             cluster.close()
-
-
-def main() -> None:
-    """Answers the harness until it says stop."""
-    client = Client()
-    processes.serve(lambda verb, *arguments: getattr(client, verb)(*arguments))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What `pathways bench mpmd` finds: its goals, its arithmetic and its tables. Pure."""
+"""What `python -m benchmarks.mpmd` finds: its goals, its arithmetic and its tables. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.mpmd.client import Group
 from pathways.bench import stats
+from pathways.bench.goals import Bound, at_least, at_most, judged
 from pathways.bench.report import Table
 
 #: What is measured, in this order.
@@ -19,42 +20,29 @@ MOST_MARGIN = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A goal for a value of a part, with steps of these kinds: at least, or at most, a number."""
+    """A bound for a value of a part, with steps of these kinds."""
 
     part: str
     value: str
     text: str
-    bound: float
-    is_least: bool
+    bound: Bound
     kinds: tuple[str, ...] = ("sleep",)
 
-    def is_met(self, found: float) -> bool:
-        """Whether what was found is within the goal."""
-        return found >= self.bound if self.is_least else found <= self.bound
 
-    def margin(self, found: float) -> float:
-        """How many times better than asked; 10 at most. Below 1 the goal is missed."""
-        over, under = (found, self.bound) if self.is_least else (self.bound, found)
-        return MOST_MARGIN if over >= MOST_MARGIN * max(under, 0.0) else over / under
-
-    @property
-    def asked(self) -> str:
-        """The bound, for tables."""
-        return f"{'>=' if self.is_least else '<='} {self.bound:g}"
-
-
+_SLEEP_AND_COMPUTE = ("sleep", "compute")
 GOALS = (
-    Goal("pipeline", "islands over island", "throughput on four islands over that within one", 0.99, True),
-    Goal("pipeline", "over bound", "time over that of the schedule's own bound", 1.03, False),
-    *(Goal("hosts", f"{each} extra us", f"{each}: us beyond calls and transfers", 30, False, KINDS) for each in LOOPS),
-    *(Goal("hosts", f"{each} over client", f"{each}: rate over a client's", 10, True, ("none",)) for each in LOOPS),
-    Goal("slice", "loop over chain", "a loop of one call on a slice over Chained", 0.8, True, ("none",)),
-    Goal("turns", "10 over 1", "10 iterations in flight over 1", 1.8, True),
-    Goal("exchange", "of limit", "records over 2 x (pairs that send + hosts)", 1.0, False, ("none",)),
-    Goal("mixture", "k over all", "time with 2 of 16 experts over that with all 16", 0.35, False, ("sleep", "compute")),
-    Goal("mixture", "gradients of k over gradients of all", "the same, with gradients", 0.35, False, ("compute",)),
-    # A reverse pass with offloaded saved values, beside one that keeps them: its goal belongs here, its part in PARTS,
-    # its values in `values_of`, its programs in `mpmd_programs`, and which of them are timed in `mpmd.VARIANTS`.
+    Goal("pipeline", "islands over island", "throughput on four islands over that within one", at_least(0.99)),
+    Goal("pipeline", "over bound", "time over that of the schedule's own bound", at_most(1.03)),
+    *(
+        Goal("hosts", f"{each} extra us", f"{each}: us beyond calls and transfers", at_most(30), KINDS)
+        for each in LOOPS
+    ),
+    *(Goal("hosts", f"{each} over client", f"{each}: rate over a client's", at_least(10), ("none",)) for each in LOOPS),
+    Goal("slice", "loop over chain", "a loop of one call on a slice over Chained", at_least(0.8), ("none",)),
+    Goal("turns", "10 over 1", "10 iterations in flight over 1", at_least(1.8)),
+    Goal("exchange", "of limit", "records over 2 x (pairs that send + hosts)", at_most(1.0), ("none",)),
+    Goal("mixture", "k over all", "time with 2 of 16 experts over that with all 16", at_most(0.35), _SLEEP_AND_COMPUTE),
+    Goal("mixture", "gradients of k over gradients of all", "the same, with gradients", at_most(0.35), ("compute",)),
 )
 
 
@@ -158,6 +146,12 @@ def exchange_row(shards: int, shards_per_host: int, count: Mapping[str, int]) ->
     }
 
 
+def margin(bound: Bound, value: float) -> float:
+    """How many times better than asked; 10 at most. Below 1 the goal is missed."""
+    over, under = (value, bound.limit) if bound.is_least else (bound.limit, value)
+    return MOST_MARGIN if over >= MOST_MARGIN * max(under, 0.0) else over / under
+
+
 def judge(ratios: Sequence[dict[str, Any]], exchanges: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """A row per goal and group that was measured. The median decides."""
     found = [*ratios]
@@ -167,15 +161,11 @@ def judge(ratios: Sequence[dict[str, Any]], exchanges: Sequence[dict[str, Any]] 
         found.append({**head, "value": "of limit", "median": worst, "of shortest": worst})
     return [
         {
-            "part": goal.part,
-            "goal": goal.text,
-            "schedule": row["schedule"],
-            "steps": row["steps"],
-            "asked": goal.asked,
-            "median": row["median"],
+            **judged(
+                goal.text, goal.bound, row["median"], part=goal.part, schedule=row["schedule"], steps=row["steps"]
+            ),
             "of shortest": row["of shortest"],
-            "margin": goal.margin(row["median"]),
-            "result": "met" if goal.is_met(row["median"]) else "missed",
+            "margin": margin(goal.bound, row["median"]),
         }
         for goal in GOALS
         for row in found
@@ -187,16 +177,12 @@ def tables_of(
     times: Sequence[dict[str, Any]],
     ratios: Sequence[dict[str, Any]],
     exchanges: Sequence[dict[str, Any]],
-    judged: Sequence[dict[str, Any]],
+    goals: Sequence[dict[str, Any]],
 ) -> list[Table]:
     """Tables of what was measured, the goals last."""
-
-    def table(title: str, rows: Sequence[dict[str, Any]]) -> list[Table]:
-        return [Table(title, tuple(rows[0]), [tuple(row.values()) for row in rows])] if rows else []
-
     return [
-        *table("Time of a training step, a loop's iteration, a mixture's step", times),
-        *table("Ratios and differences, of what ran next to each other", ratios),
-        *table("Records of an exchange of rows, two rows per shard to drawn shards", exchanges),
-        *table("Goals", judged),
+        *Table.of("Time of a training step, a loop's iteration, a mixture's step", times),
+        *Table.of("Ratios and differences, of what ran next to each other", ratios),
+        *Table.of("Records of an exchange of rows, two rows per shard to drawn shards", exchanges),
+        *Table.of("Goals", goals),
     ]

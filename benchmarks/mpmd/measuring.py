@@ -1,29 +1,30 @@
-"""`pathways bench mpmd`: the speed of what SPMD cannot say: pipelines, loops over slices, exchanges, mixtures.
+"""`python -m benchmarks.mpmd`: the speed of what SPMD cannot say: pipelines, loops over slices, exchanges, mixtures.
 
 The programs that are compared take turns, on clusters of host processes. Two clusters have as many devices: one in four
-islands, one in a single island. The cluster that is not asked is stopped by signal. `mpmd_programs` has the programs,
-`mpmd_client` times them in the process of a cluster's client, `mpmd_goals` judges.
+islands, one in a single island. `programs` has the programs, `client` times them in the process of a cluster's client,
+`goals` judges.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.mpmd import goals as mpmd_goals
 from benchmarks.mpmd.client import Group, Step
 from benchmarks.mpmd.goals import PARTS, Sample
-from pathways.bench import processes
+from pathways.bench import machine
+from pathways.bench.command import Say, check_names, option
+from pathways.bench.processes import Child
 from pathways.bench.report import Report
+from pathways.bench.turns import Turns
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1")
 STAGES = 4
 #: (islands, hosts of each); each host has one device.
 CLUSTERS = {"islands": (STAGES, 1), "island": (1, STAGES)}
-START_TIMEOUT, ANSWER_TIMEOUT = 300.0, 180.0
 
 METHOD = (
     "All clusters are host processes of one device each, with real transfers. In each repeat the programs of a group "
@@ -49,8 +50,9 @@ METHOD = (
 class Settings:
     """What is measured. Lengths of steps in microseconds."""
 
-    pipeline_us: int = 10_000
-    hosts_us: int = 300
+    only: tuple[str, ...] = option(PARTS, "What to measure.")
+    pipeline_us: int = option(10_000, "Of a stage's step.", least=100)
+    hosts_us: int = option(300, "Of a call on two hosts.")
     turns_us: int = 1_000
     mixture_us: int = 500
     microbatches: int = 8
@@ -59,8 +61,8 @@ class Settings:
     rows: int = 512
     max_shards: int = 4_096
     schedules: tuple[str, ...] = SCHEDULES
-    repeats: int = 4
-    seconds: float = 0.3
+    repeats: int = option(4, "How often each is measured.")
+    seconds: float = option(0.3, "Length of one measurement.", least=0.01)
 
 
 #: By part: a cluster, the program that is timed there, and its name in tables.
@@ -78,65 +80,21 @@ VARIANTS = {
 # ------------------------------------------------------------------------------------------------------- measuring
 
 
-class Cluster(Protocol):
-    """What the harness needs of a cluster's client: a `processes.Child`, or a test's double."""
-
-    def ask(self, *request: Any, timeout: float) -> Any:
-        """Sends a request and returns its answer, or raises ChildError."""
-        ...
-
-    def freeze(self) -> None:
-        """Stops its processes until `thaw`."""
-        ...
-
-    def thaw(self) -> None:
-        """Lets them go on."""
-        ...
-
-    def end(self) -> None:
-        """Ends it in good order."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it at once, with its tree."""
-        ...
-
-
-def open_cluster() -> Cluster:
-    """The real thing: a process for the client of one cluster."""
-    return processes.Child("benchmarks.mpmd.client")
+def open_cluster(name: str) -> Child:
+    """A process for the client of one cluster."""
+    return Child("benchmarks.mpmd.client:Client")
 
 
 class Bench:
-    """The clusters that some parts need. One of them works at a time."""
+    """The clusters that some parts need, which take turns."""
 
-    def __init__(
-        self, parts: Sequence[str], open_cluster: Callable[[], Cluster] = open_cluster, settle: float = 0.1
-    ) -> None:
-        self._settle = settle
-        self._clusters: dict[str, Cluster] = {}
-        self._awake: str | None = None
+    def __init__(self, parts: Sequence[str], turns: Turns) -> None:
+        self.ask = turns.ask
         self._names: dict[tuple[str, Group], list[str]] = {}
         needed = {cluster for part in parts for cluster, _, _ in VARIANTS.get(part, ())}
-        try:
-            for name, (islands, hosts) in CLUSTERS.items():
-                if name in needed:
-                    self._clusters[name] = open_cluster()
-                    self._clusters[name].ask("start", islands, hosts, timeout=START_TIMEOUT)
-                    self._clusters[name].freeze()
-        except BaseException:
-            self.kill()
-            raise
-
-    def ask(self, name: str, *request: Any) -> Any:
-        """One request to one of the clusters, the other one stopped."""
-        if self._awake != name:
-            if self._awake is not None:
-                self._clusters[self._awake].freeze()
-            self._clusters[name].thaw()
-            self._awake = name
-            time.sleep(self._settle)
-        return self._clusters[name].ask(*request, timeout=ANSWER_TIMEOUT)
+        for name, (islands, hosts) in CLUSTERS.items():
+            if name in needed:
+                turns.start(name, islands, hosts)
 
     def step(self, kind: str, length_us: int) -> Step:
         """A step of a kind; one that computes is calibrated."""
@@ -161,20 +119,10 @@ class Bench:
             traced = self.ask("islands", "bubble", group)
         return Sample(group, us, least_us, traced)
 
-    def end(self) -> None:
-        """Ends everything in good order."""
-        for cluster in self._clusters.values():
-            cluster.thaw()
-            cluster.end()
 
-    def kill(self) -> None:
-        """Ends everything now."""
-        for cluster in self._clusters.values():
-            cluster.kill()
-
-
-def groups(bench: Bench, parts: Sequence[str], settings: Settings) -> Iterator[Group]:
+def groups(bench: Bench, settings: Settings) -> Iterator[Group]:
     """What is compared, in the order of `PARTS`."""
+    parts = settings.only
     if "pipeline" in parts:
         for schedule in settings.schedules:
             step = bench.step("sleep", settings.pipeline_us)
@@ -193,11 +141,11 @@ def groups(bench: Bench, parts: Sequence[str], settings: Settings) -> Iterator[G
         yield Group("mixture", Step("compute", 0, 0), settings.rows)
 
 
-def measure(bench: Bench, parts: Sequence[str], settings: Settings, progress: Callable[[str], None]) -> list[Sample]:
+def measure(bench: Bench, settings: Settings, say: Say) -> list[Sample]:
     """All repeats of all groups. A program that is slow once is not slow in each repeat: a part's groups take turns."""
     samples: list[Sample] = []
     by_part: dict[str, list[Group]] = {}
-    for group in groups(bench, parts, settings):
+    for group in groups(bench, settings):
         by_part.setdefault(group.part, []).append(group)
     for members in by_part.values():
         for group in members:
@@ -206,7 +154,7 @@ def measure(bench: Bench, parts: Sequence[str], settings: Settings, progress: Ca
             samples += [bench.sample(group, settings.seconds) for group in members]
         for row in mpmd_goals.ratios_of([sample for sample in samples if sample.group in members]):
             head = " ".join(filter(None, (row["part"], row["schedule"], row["steps"])))
-            progress(f"{head}: {row['value']} {row['median']:.3g} ({row['min']:.3g} to {row['max']:.3g})")
+            say(f"{head}: {row['value']} {row['median']:.3g} ({row['min']:.3g} to {row['max']:.3g})")
     return samples
 
 
@@ -241,28 +189,17 @@ def make(samples: Sequence[Sample], counted: Sequence[dict[str, Any]], notes: Se
     return Report("mpmd", METHOD, tables, {"rows": rows, "goals": judged, "samples": raw}, notes)
 
 
-def run(parts: Sequence[str], settings: Settings, progress: Callable[[str], None] = lambda text: None) -> Report:
-    """Measures and reports. Raises ValueError for what cannot be measured."""
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise ValueError(f"unknown part {unknown[0]!r}: expected some of {', '.join(PARTS)}")
-    if not parts:
+def run(settings: Settings, say: Say = lambda words: None) -> Report:
+    """Pipelines, loops over slices, exchanges of rows, mixtures of experts: what SPMD cannot say, and what it costs."""
+    check_names("part", settings.only, PARTS)
+    if not settings.only:
         raise ValueError(f"nothing to measure: expected some of {', '.join(PARTS)}")
-    cores = len(os.sched_getaffinity(0))
     notes = [
-        f"The hosts, a controller and a client share {cores} cores: each message wakes a sleeping process, and steps "
-        "that compute compete with the runtime and with each other."
+        f"The hosts, a controller and a client share {len(os.sched_getaffinity(0))} cores: each message wakes a "
+        "sleeping process, and steps that compute compete with the runtime and with each other.",
+        *machine.busy(),
     ]
-    if (load := os.getloadavg()[0]) > 0.5:
-        notes.append(f"The machine was busy at the start (load {load:.1f}): the figures are rough.")
-    samples: list[Sample] = []
-    counted = exchanges(settings.max_shards) if "exchange" in parts else []
-    if any(part in VARIANTS for part in parts):
-        with processes.orphans_come_home():
-            bench = Bench(parts)
-            try:
-                samples = measure(bench, parts, settings, progress)
-            except BaseException:
-                bench.kill()
-                raise
-            bench.end()
+    counted = exchanges(settings.max_shards) if "exchange" in settings.only else []
+    with Turns(open_cluster) as turns:
+        samples = measure(Bench(settings.only, turns), settings, say)
     return make(samples, counted, notes)

@@ -1,4 +1,4 @@
-"""The programs of `pathways bench mpmd`: pipelines, loops over slices, mixtures of experts. No measuring happens here.
+"""The programs of `python -m benchmarks.mpmd`: pipelines, loops over slices, mixtures of experts.
 
 A step takes float32 arrays and adds one, or multiplies by a matrix; `pad` says what makes it last. With "sleep" it
 takes its time and no core (`pathways.testing.stand_in`), with "compute" it multiplies matrices for about as long, with

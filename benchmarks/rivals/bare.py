@@ -89,9 +89,6 @@ class Peer:
         self._server.start()
         return port
 
-    def stop(self) -> None:
-        """The process ends, and all connections with it."""
-
 
 def _grpc_pair(own: Credentials) -> tuple[bytes, bytes]:
     return own.key.encode(), own.certificate.encode()
@@ -164,7 +161,7 @@ class Bare:
         theirs = os.path.join(folder, "peer.pem")
         authority.credentials(Role.HOST, "peer").save(theirs)
         self._own = authority.credentials(Role.HOST, "bench")
-        peer = processes.Child("benchmarks.machines.systems", ["peer"])
+        peer = processes.Child("benchmarks.rivals.bare:Peer")
         self._stack.callback(peer.end)
         self._port = peer.ask("listen", self._kind, theirs, timeout=_PATIENCE_S)
 

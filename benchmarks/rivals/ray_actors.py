@@ -10,16 +10,33 @@ from __future__ import annotations
 
 import collections
 import os
-import time
 from typing import Any
 
-from pathways.bench.systems.base import WINDOW, Run, System
+from pathways.bench.systems.base import WINDOW, Run, System, awaited
 from pathways.bench.systems.jax_host import JaxHost, free_address
 from pathways.bench.workloads import CHAIN, Kind, Workload
 
 
 class RayHost(JaxHost):
     """The actor. Every method is one computation or one question."""
+
+    def load(self, workload: Workload) -> None:
+        """See `JaxHost`."""
+        super().load(workload)
+        self._marker, self._enqueued = self._value, 0
+
+    def compute(self) -> None:
+        """Enqueues one computation on the current value; waits first when the window is full."""
+        assert self._function is not None
+        self._value = self._function(self._value)
+        self._enqueued += 1
+        if self._enqueued % (self._window // 2) == 0:
+            self._marker.block_until_ready()
+            self._marker = self._value
+
+    def wait(self) -> None:
+        """Waits for the current value."""
+        self._value.block_until_ready()
 
     def step(self, token: Any = None) -> int:
         """Enqueues one computation. `token` is what the call before returned: it orders, and carries nothing."""
@@ -51,8 +68,8 @@ def start_ray(hosts: int, devices: int) -> list[Any]:
     )
     actor_class: Any = ray.remote(num_cpus=1)(RayHost)
     coordinator = free_address()
-    actors = [actor_class.remote(rank, hosts, devices, coordinator) for rank in range(hosts)]
-    ray.get([actor.__ray_ready__.remote() for actor in actors])
+    actors = [actor_class.remote() for _ in range(hosts)]
+    ray.get([actor.start.remote(rank, hosts, devices, coordinator) for rank, actor in enumerate(actors)])
     return actors
 
 
@@ -103,16 +120,15 @@ class RayActors(System):
         import ray
 
         self._load(workload)
-        taken = []
         steps_before = CHAIN - 1 if workload.kind is Kind.CHAINED else 0
-        for _ in range(n):
-            begin = time.perf_counter_ns()
-            last = [None] * len(self._actors)
+
+        def call() -> None:
+            last: list[Any] = [None] * len(self._actors)
             for _ in range(steps_before):
                 last = [actor.step.remote(token) for actor, token in zip(self._actors, last, strict=True)]
             ray.get([actor.step_and_wait.remote(token) for actor, token in zip(self._actors, last, strict=True)])
-            taken.append(time.perf_counter_ns() - begin)
-        return taken
+
+        return awaited(call, n)
 
     def stop(self) -> None:
         """See `System`."""

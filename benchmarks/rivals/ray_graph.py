@@ -8,11 +8,10 @@ each actor once per execution, through shared memory.
 from __future__ import annotations
 
 import collections
-import time
 from typing import Any
 
 from benchmarks.rivals.ray_actors import start_ray
-from pathways.bench.systems.base import Run, System
+from pathways.bench.systems.base import Run, System, awaited
 from pathways.bench.workloads import CHAIN, Kind, Workload
 
 _IN_FLIGHT = 10  # Ray's own default limit of executions in flight
@@ -86,12 +85,7 @@ class RayGraph(System):
         import ray
 
         graph = self._graph(workload, wait=True)
-        taken = []
-        for _ in range(n):
-            begin = time.perf_counter_ns()
-            ray.get(graph.execute(0))
-            taken.append(time.perf_counter_ns() - begin)
-        return taken
+        return awaited(lambda: ray.get(graph.execute(0)), n)
 
     def stop(self) -> None:
         """See `System`."""

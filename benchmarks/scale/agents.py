@@ -1,4 +1,4 @@
-"""`pathways bench scale --agents`: what a cluster of many machines costs its controller, on one machine.
+"""`python -m benchmarks.scale.agents`: what a cluster of many machines costs its controller, on one machine.
 
 The controller and the client are real, and so are the connections between them and the machines: TLS over loopback
 addresses. The machines are modelled, all in one process (`modelled_machines.py`). What is measured is the controller's
@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 
 from pathways.bench import stats
-from pathways.bench.processes import Child, cpu_seconds, orphans_come_home
+from pathways.bench.command import Say, as_command, option
+from pathways.bench.goals import at_most, judged
+from pathways.bench.processes import Child, cpu_seconds
 from pathways.bench.report import Report, Table
 from pathways.cluster.launcher import Listening, start_local_cluster
 from pathways.process.run_directory import authority_folder
@@ -49,26 +51,17 @@ _MIB = float(1 << 20)
 class Settings:
     """What to measure."""
 
-    agents: int
-    hosts_per_agent: int = 1
-    devices_per_host: int = 1
-    runs: int = 1000  # pipelined
-    repeats: int = 3
-    idle_s: float = 10.0
+    agents: int = option(256, "Modelled machines that join from this one.")
+    hosts_per_agent: int = option(1, "Hosts of each modelled machine.")
+    devices_per_host: int = option(1, "Of each host.")
+    runs: int = option(1000, "Pipelined runs of a measurement.")
+    repeats: int = option(3, "How often each is measured.")
+    idle_seconds: float = option(10.0, "How long the idle controller is watched.", least=0)
 
     @property
     def hosts(self) -> int:
         """Hosts of all machines."""
         return self.agents * self.hosts_per_agent
-
-    def check(self) -> None:
-        """Raises ValueError for numbers that make no sense."""
-        least = {"agents": 1, "hosts_per_agent": 1, "devices_per_host": 1, "runs": 1, "repeats": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: expected {low} or more, got {getattr(self, name)}")
-        if self.idle_s <= 0:
-            raise ValueError(f"idle_s: expected a positive number of seconds, got {self.idle_s:g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +105,7 @@ class Runs:
 class _Measured:
     """The parts of one measurement: a cluster, its machines and a client of it."""
 
-    def __init__(self, settings: Settings, say: Callable[[str], object]) -> None:
+    def __init__(self, settings: Settings, say: Say) -> None:
         self._settings = settings
         self._say = say
         self._idle_share = 0.0
@@ -128,7 +121,7 @@ class _Measured:
             )
             stack.callback(handle.close)
             self._controller = handle.control.controller_pid
-            machines = Child("benchmarks.scale.modelled_machines")
+            machines = Child("benchmarks.scale.modelled_machines:Machines")
             stack.callback(machines.kill)
             cluster = self._connect(stack, handle)
             token = Tokens(authority_folder(handle.directory)).make(Role.HOST, 3600.0, settings.agents)
@@ -141,7 +134,7 @@ class _Measured:
             joined = Memory.of(self._controller)
             measured["memory_joined"] = dataclasses.asdict(joined)
             measured["memory_per_host"] = joined.since(before, settings.hosts)
-            self._say(f"idle, {settings.idle_s:g} s")
+            self._say(f"idle, {settings.idle_seconds:g} s")
             measured["idle"] = self._idle()
             self._say("compile")
             call, measured["compile"] = self._compile(machines)
@@ -171,7 +164,7 @@ class _Measured:
     def _idle(self) -> dict[str, float]:
         time.sleep(_SETTLE_S)
         cpu, begin = self._cpu(), time.monotonic()
-        time.sleep(self._settings.idle_s)
+        time.sleep(self._settings.idle_seconds)
         seconds = time.monotonic() - begin
         self._idle_share = (self._cpu() - cpu) / seconds
         return {"percent": 100 * self._idle_share, "seconds": seconds}
@@ -279,13 +272,13 @@ def _median(runs: Sequence[Runs]) -> Runs:
 
 def judge(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """The goals of a cluster of many machines."""
-    judged = [
+    found = [
         ("join: all devices are there, s", 20.0, measured["join"]["seconds"]),
         ("idle: controller, percent of a core", 3.0, measured["idle"]["percent"]),
         ("memory: controller, MiB per host", 1.0, measured["memory_per_host"]["uss_mib"]),
     ]
-    judged += [(f"run: controller, {each['how']}, us per host and run", 2.0, each["us"]) for each in measured["runs"]]
-    return [{"goal": text, "at_most": most, "value": value, "reached": value <= most} for text, most, value in judged]
+    found += [(f"run: controller, {each['how']}, us per host and run", 2.0, each["us"]) for each in measured["runs"]]
+    return [judged(text, at_most(most), value) for text, most, value in found]
 
 
 def make(settings: Settings, measured: dict[str, Any]) -> Report:
@@ -319,7 +312,7 @@ def make(settings: Settings, measured: dict[str, Any]) -> Report:
             ("how", "runs", "us", "us with idle", "machines us", "wall ms per run", "bytes out", "bytes in"),
             [tuple(each.values()) for each in measured["runs"]],
         ),
-        Table("Goals", ("goal", "at most", "value", "reached"), [tuple(goal.values()) for goal in goals]),
+        *Table.of("Goals", goals),
     ]
     notes = [f"joined again: {why}" for why in join["why"]]
     return Report(
@@ -331,12 +324,12 @@ def make(settings: Settings, measured: dict[str, Any]) -> Report:
     )
 
 
-def run(settings: Settings, say: Callable[[str], object] = lambda text: None) -> Report:
-    """Measures; `say` hears what is measured now.
+def run(settings: Settings, say: Say = lambda words: None) -> Report:
+    """What a cluster of many modelled machines costs its controller: to join, when it is idle, per host and run."""
+    return make(settings, _Measured(settings, say).run())
 
-    Raises:
-        ValueError: the settings make no sense.
-    """
-    settings.check()
-    with orphans_come_home():
-        return make(settings, _Measured(settings, say).run())
+
+command = as_command("agents", Settings, run)
+
+if __name__ == "__main__":
+    command()

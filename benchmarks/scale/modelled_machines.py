@@ -1,6 +1,6 @@
-"""Machines that a cluster cannot tell from real ones: ``python -m benchmarks.scale.modelled_machines <fd>``.
+"""Machines that a cluster cannot tell from real ones.
 
-One process stands for all machines of `pathways bench scale --agents`. Each machine has a certificate, a link of two
+One process stands for all machines of `benchmarks.scale.agents`. Each machine has a certificate, a link of two
 connections, a tunnel for gRPC, the session of its agent, and the sessions of its hosts, as pathways/agent and
 pathways/host have them. What is modelled: hosts are no processes, their devices compute nothing (`ModelledHost`), and
 programs are planned, but not compiled. One event loop serves all, because the machines share the cores with the
@@ -20,15 +20,14 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from benchmarks.scale.nonblocking import Connection, Tunnels, dial
+from benchmarks.scale.nonblocking import Stream, Tunnels, dial, pump
 from pathways import _native, errors
-from pathways.bench import processes
 from pathways.plan.binding import BoundProgram, HostPlan, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 from pathways.process.config import ClusterOptions, HostConfig, load_host
@@ -280,7 +279,7 @@ class Machine:
     async def _serve(self) -> str:
         """Serves one controller until the link breaks; returns why it did."""
         async with contextlib.AsyncExitStack() as stack:
-            sending, welcome = await self._dial(
+            (_, sending), welcome = await self._dial(
                 "link-up",
                 hosts=self._site.hosts,
                 devices_per_host=self._site.devices_per_host,
@@ -290,14 +289,9 @@ class Machine:
                 ports=[_PORT] * self._site.hosts,
                 island=None,
             )
-            sending_end = stack.enter_context(contextlib.closing(sending))
-            receiving, _ = await self._dial("link-down", session=welcome["session"])
-            broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-            def on_broken(why: str) -> None:
-                if not broken.done():
-                    broken.set_result(why)
-
+            stack.callback(sending.transport.abort)
+            (arriving, receiving), _ = await self._dial("link-down", session=welcome["session"])
+            stack.callback(receiving.transport.abort)
             reports: asyncio.Queue[pb_agent.AgentReport] = asyncio.Queue()
             hub = _native.LinkHub()
             native = hub.open_link(False)
@@ -310,26 +304,27 @@ class Machine:
                 lambda **what: reports.put_nowait(pb_agent.AgentReport(**what)),
             )
             stack.callback(island.end)
-            link = _LinkEnd(native, sending_end, receiving, island.step, on_broken)
-            stack.callback(link.close)
+            link = _LinkEnd(native, sending, island.step)
+            beats = stack.enter_context(_task(link.beat()))
             tunnels = Tunnels(self._path, self._control)
             stack.callback(tunnels.close)
-            session = asyncio.get_running_loop().create_task(self._converse(welcome["session"], island, reports))
-            stack.callback(session.cancel)
+            await tunnels.listen()
+            session = stack.enter_context(_task(self._converse(welcome["session"], island, reports)))
+            link_down = stack.enter_context(_task(pump(arriving, link.deliver)))
+            done, _ = await asyncio.wait((session, link_down, beats), return_when=asyncio.FIRST_COMPLETED)
+            first = done.pop()
+            if first is session:
+                return f"the session is over: {first.exception() or 'the controller ended it'}"
+            return str(first.exception() or first.result())
 
-            def on_session_over(task: asyncio.Task[None]) -> None:
-                if not task.cancelled():
-                    on_broken(f"the session is over: {task.exception() or 'the controller ended it'}")
-
-            session.add_done_callback(on_session_over)
-            return await broken
-
-    async def _control(self) -> Any:
+    async def _control(self) -> Stream:
         return (await self._dial("control"))[0]
 
     async def _converse(self, token: str, island: Island, reports: asyncio.Queue[pb_agent.AgentReport]) -> None:
         async with grpc.aio.insecure_channel(f"unix:{self._path}", options=wire.LINKED_OPTIONS) as channel:
-            session = rpc_agent.AgentsStub(channel).Session(_outgoing(reports), metadata=wire.bearer(token))
+            session = rpc_agent.AgentsStub(channel).Session(
+                _outgoing(reports), wait_for_ready=True, metadata=wire.bearer(token)
+            )
             async for request in session:
                 what = request.WhichOneof("request")
                 if what == "start_host":
@@ -345,50 +340,38 @@ class Machine:
                     return
 
 
+@contextlib.contextmanager
+def _task(work: Coroutine[Any, Any, Any]) -> Iterator[asyncio.Task[Any]]:
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
 class _LinkEnd:
     """A machine's end of its link. What arrives is delivered, the hosts do it, and what they say goes out at once."""
 
-    def __init__(
-        self,
-        link: _native.MachineLink,
-        sending: Any,
-        receiving: Any,
-        step: Callable[[], None],
-        on_broken: Callable[[str], None],
-    ) -> None:
+    def __init__(self, link: _native.MachineLink, sending: asyncio.StreamWriter, step: Callable[[], None]) -> None:
         self._link = link
         self._step = step
-        self._on_broken = on_broken
-        self._out = Connection(sending, lambda data: None, on_broken)
-        self._in = Connection(receiving, self._arrived, on_broken)
-        self._timer = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._beat)
-        self._collect()
-        self._in.read_now()
+        self._out = sending
 
-    def _arrived(self, data: memoryview) -> None:
-        try:
-            self._link.deliver(data)
-        except (RuntimeError, ValueError) as error:
-            self.close()
-            self._on_broken(f"it broke the protocol: {error}")
-            return
+    def deliver(self, data: bytes) -> None:
+        """Takes what arrived. Raises ValueError or RuntimeError where it breaks the protocol."""
+        self._link.deliver(memoryview(data))
+        self._work()
+
+    async def beat(self) -> None:
+        """Works also when nothing arrives: a link that says nothing is taken for broken."""
+        while not self._out.is_closing():
+            self._work()
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    def _work(self) -> None:
         self._step()
-        self._collect()
-
-    def _beat(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._beat)
-        self._step()
-        self._collect()
-
-    def _collect(self) -> None:
-        while not self._out.has_queued and (count := self._link.collect(_BUFFER)):
-            self._out.write(_BUFFER[:count])
-
-    def close(self) -> None:
-        """Closes both connections."""
-        self._timer.cancel()
-        self._out.close()
-        self._in.close()
+        while not self._out.transport.get_write_buffer_size() and (count := self._link.collect(_BUFFER)):
+            self._out.write(bytes(_BUFFER[:count]))
 
 
 async def _outgoing(reports: asyncio.Queue[Any]) -> AsyncIterator[Any]:
@@ -405,10 +388,6 @@ class Machines:
         self._machines: list[Machine] = []
         self._tasks: list[Any] = []
         threading.Thread(target=self._loop.run_forever, name="machines", daemon=True).start()
-
-    def handle(self, what: str, *arguments: Any) -> Any:
-        """Answers a request of the parent process."""
-        return getattr(self, what)(*arguments)
 
     def prepare(self, address: str, token: str, count: int, hosts: int, devices_per_host: int) -> None:
         """Gets a certificate for each machine."""
@@ -437,7 +416,3 @@ class Machines:
     def stop(self) -> None:
         """Ends them: with this process."""
         self._directory.cleanup()
-
-
-if __name__ == "__main__":
-    processes.serve(Machines().handle)

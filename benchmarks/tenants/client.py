@@ -1,4 +1,4 @@
-"""One client of `pathways bench tenants`, and of the stress tests: ``python -m benchmarks.tenants.client <fd>``.
+"""One client of `python -m benchmarks.tenants`, and of the stress tests, in a process of its own.
 
 It keeps a flood of steps under way for a time that the harness gives, or runs one step at a time. A step takes its
 time and no core (`pathways.testing.stand_in`), and adds one to each of 1,024 numbers. The client checks what comes out.
@@ -12,8 +12,6 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from pathways.bench import processes
 
 ELEMENTS = 1024  # of float32: 4 KiB; and enough for XLA not to compute within the call that enqueues
 CHECK_EVERY = 100
@@ -124,13 +122,3 @@ class Client:
             cluster.close()
 
     stop = close
-
-
-def main() -> None:
-    """Answers the harness until it says stop."""
-    client = Client()
-    processes.serve(lambda verb, *arguments: getattr(client, verb)(*arguments))
-
-
-if __name__ == "__main__":
-    main()

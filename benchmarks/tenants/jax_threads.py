@@ -1,6 +1,4 @@
-"""Rival of `pathways bench tenants`: one JAX process in which each tenant is a thread, on one CPU device.
-
-    python -m benchmarks.tenants.jax_threads <fd>
+"""Rival of `python -m benchmarks.tenants`: one JAX process in which each tenant is a thread, on one CPU device.
 
 That is what multi-controller JAX offers to programs that share devices. XLA lets computations of several threads
 overlap on one CPU device, which no accelerator does. So these steps hold the device while they take their time, as
@@ -16,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.tenants.client import ELEMENTS
-from pathways.bench import processes
 
 MOST_AHEAD = 32
 """XLA's CPU client blocks its caller beyond this, counting the steps of all threads."""
@@ -76,16 +73,3 @@ class Process:
         if failures:
             raise RuntimeError(failures[0])
         return over
-
-    def stop(self) -> None:
-        """There is nothing to end."""
-
-
-def main() -> None:
-    """Answers the harness until it says stop."""
-    process = Process()
-    processes.serve(lambda verb, *arguments: getattr(process, verb)(*arguments))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,12 @@
-"""`pathways bench tenants`: what several client processes get of one cluster. The paper's Figures 8 and 9, and waits.
+"""`python -m benchmarks.tenants`: what several clients get of one cluster. The paper's Figures 8 and 9, and waits.
 
   rates     Figure 8: computations per second of 1 to 16 clients together, beside threads of one JAX process, in turns
   shares    Figure 9: four clients by weight on one device and on a gang of two hosts; shares of device time per second
   waits     what a run of 1 ms waits beside a flood of another client's, by policy
   dispatch  one client alone: the rate of runs of no length under the policy "share" beside "fifo", in turns
 
-The clients are processes (`tenants_client`). Their steps take time and no core. This module measures and returns rows;
-`tenants_report` makes tables and judges the goals.
+The clients are processes (`client`). Their steps take time and no core. This module measures and returns rows;
+`report` makes tables and judges the goals.
 """
 
 from __future__ import annotations
@@ -15,62 +15,39 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.tenants import shares as tenants_shares
 from benchmarks.tenants.client import ahead_of
 from pathways.bench import processes, stats
+from pathways.bench.command import Say, option
 
 PATIENCE = 300.0
 AHEAD = 32  # runs of each client in a measurement of rates: few, so that the first ones are over within the warm-up
 WARM_UP = 0.3  # seconds of a flood that are not counted
 SLICE_OF_TIME = 1.0  # shares are those of each second
 
-Tell = Callable[[str], None]
+PARTS = ("rates", "shares", "waits", "dispatch")
+CLIENT, JAX = "benchmarks.tenants.client:Client", "benchmarks.tenants.jax_threads:Process"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What to measure, and for how long."""
 
-    clients: Sequence[int] = (1, 2, 4, 8, 16)
-    lengths_us: Sequence[int] = (40, 330, 1040, 2400)
-    rivals: Sequence[str] = ("jax",)
-    repeats: int = 5
-    seconds: float = 1.0
-    share_seconds: float = 8.0
+    only: tuple[str, ...] = option(PARTS, "What to measure.")
+    rivals: tuple[str, ...] = option(("jax",), "For the rates; may be empty.")
+    clients: tuple[int, ...] = option((1, 2, 4, 8, 16), "Client processes.")
+    us: tuple[int, ...] = option((40, 330, 1040, 2400), "Of a computation.")
+    repeats: int = option(5, "How often each is measured.")
+    seconds: float = option(1.0, "Length of one measurement.", least=0.1)
+    share_seconds: int = option(8, "In which shares are seen.", least=2)
 
 
-class Crew:
-    """Client processes, ended in the opposite order of their start."""
-
-    def __init__(self) -> None:
-        self.children: list[processes.Child] = []
-
-    def hire(self, count: int, module: str = "benchmarks.tenants.client") -> list[processes.Child]:
-        """New processes."""
-        new = [processes.Child(module) for _ in range(count)]
-        self.children.extend(new)
-        return new
-
-    def end(self) -> None:
-        """Ends all."""
-        for child in reversed(self.children):
-            child.end()
-
-
-@contextlib.contextmanager
-def crew() -> Iterator[Crew]:
-    """A crew that is killed if the block fails."""
-    one = Crew()
-    try:
-        yield one
-        one.end()
-    except BaseException:
-        for child in reversed(one.children):
-            child.kill()
-        raise
+def _hire(stack: contextlib.ExitStack, count: int, target: str = CLIENT) -> list[processes.Child]:
+    """New processes, which end in the opposite order."""
+    return [stack.enter_context(processes.Child(target)) for _ in range(count)]
 
 
 def ask_all(children: Sequence[processes.Child], requests: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -106,16 +83,16 @@ def _rate(over: Sequence[Sequence[float]], begin: float, end: float) -> float:
     return sum(begin <= each < end for times in over for each in times) / (end - begin)
 
 
-def rates(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
+def rates(settings: Settings, say: Say) -> list[dict[str, Any]]:
     """A row for each (system, clients, length): runs per second of all clients together, and cores used."""
     samples: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-    with crew() as members:
-        single, *many = members.hire(1 + max(settings.clients))
-        rivals = members.hire(int("jax" in settings.rivals), "benchmarks.tenants.jax_threads")
+    with contextlib.ExitStack() as stack:
+        single, *many = _hire(stack, 1 + max(settings.clients))
+        rivals = _hire(stack, int("jax" in settings.rivals), JAX)
         gather([single], 1, "share", [("alone", 1.0, None)])
         gather(many, 1, "share", [(f"client {i}", 1.0, None) for i in range(len(many))])
         everybody = [single, *many, *rivals]
-        ask_all(everybody, [("load", tuple(settings.lengths_us))] * len(everybody))
+        ask_all(everybody, [("load", tuple(settings.us))] * len(everybody))
 
         def measure(system: str, count: int, us: int) -> None:
             own = rivals if system == "jax" else [single] if count == 1 else many
@@ -133,11 +110,11 @@ def rates(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
 
         systems = ["pathways", *(["jax"] if rivals else [])]
         for turn in range(settings.repeats):
-            for us in settings.lengths_us:
+            for us in settings.us:
                 for count in settings.clients:
                     for system in systems:
                         measure(system, count, us)
-            tell(f"rates: repeat {turn + 1} of {settings.repeats}")
+            say(f"rates: repeat {turn + 1} of {settings.repeats}")
     return [_rate_row(key, found, samples) for key, found in samples.items()]
 
 
@@ -186,11 +163,11 @@ MIXES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def shares(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
+def shares(settings: Settings, say: Say) -> list[dict[str, Any]]:
     """A row for each (hosts, weights, mix): the shares of each second, and how far from the target they were."""
     rows = []
-    with crew() as members:
-        owner, *four = members.hire(5)
+    with contextlib.ExitStack() as stack:
+        owner, *four = _hire(stack, 5)
         for hosts in (1, 2):
             address = gather([owner], hosts, "share", [("owner", 1.0, None)])
             for weights in WEIGHTS:
@@ -198,9 +175,9 @@ def shares(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
                 ask_all(four, [("start", address, *each) for each in zip(names, weights, strict=True)])
                 for mix, lengths in MIXES.items():
                     ask_all(four, [("load", each) for each in lengths])
-                    row = _shares_of(address, four, names, weights, lengths, settings.share_seconds)
+                    row = _shares_of(address, four, names, weights, lengths, float(settings.share_seconds))
                     rows.append({"hosts": hosts, "weights": list(weights), "mix": mix, **row})
-                    tell(f"shares: {hosts} hosts, {weights}, {mix}: off by {100 * row['worst']:.1f} points at most")
+                    say(f"shares: {hosts} hosts, {weights}, {mix}: off by {100 * row['worst']:.1f} points at most")
                 ask_all(four, [("close",)] * 4)
             owner.ask("close", timeout=PATIENCE)
     return rows
@@ -255,11 +232,11 @@ WAITERS: tuple[tuple[str, float, int | None], ...] = (
 )
 
 
-def waits(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
+def waits(settings: Settings, say: Say) -> list[dict[str, Any]]:
     """A row for each policy and weight: what a run of 1 ms waits beside a flood of such runs; milliseconds."""
     rows = []
-    with crew() as members:
-        flood, asker = members.hire(2)
+    with contextlib.ExitStack() as stack:
+        flood, asker = _hire(stack, 2)
         for policy, weight, priority in WAITERS:
             flood_priority = None if priority is None else 0
             gather([flood, asker], 1, policy, [("flood", 1.0, flood_priority), ("asker", weight, priority)])
@@ -286,22 +263,22 @@ def waits(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
                 }
             )
             ask_all([asker, flood], [("close",)] * 2)
-            tell(f"waits: {policy}, weight {weight:g}: p99 {rows[-1]['p99_ms']:.2f} ms")
+            say(f"waits: {policy}, weight {weight:g}: p99 {rows[-1]['p99_ms']:.2f} ms")
     return rows
 
 
 # -------------------------------------------------------------------------------------------------------- dispatch
 
 
-def dispatch(settings: Settings, tell: Tell) -> dict[str, Any]:
+def dispatch(settings: Settings, say: Say) -> dict[str, Any]:
     """Runs of no length per second, of one client alone, under "share" and under "fifo".
 
     Others on the machine only ever make a repeat slower. So `ratio` is that of the best repeats; `paired` is the median
     of the ratios by pairs.
     """
     found: dict[str, list[float]] = {"fifo": [], "share": []}
-    with crew() as members:
-        alone = dict(zip(found, members.hire(len(found)), strict=True))
+    with contextlib.ExitStack() as stack:
+        alone = dict(zip(found, _hire(stack, len(found)), strict=True))
         for policy, child in alone.items():
             gather([child], 1, policy, [("alone", 1.0, None)])
             child.ask("load", (0,), timeout=PATIENCE)
@@ -313,7 +290,7 @@ def dispatch(settings: Settings, tell: Tell) -> dict[str, Any]:
                 found[policy].append(_rate([over], begin + WARM_UP, end))
     best = max(found["share"]) / max(found["fifo"])
     paired = stats.paired_ratio(found["share"], found["fifo"])
-    tell(f"dispatch: share over fifo {best:.3f}")
+    say(f"dispatch: share over fifo {best:.3f}")
     return {
         **{policy: stats.quantile(per_second, 0.5) for policy, per_second in found.items()},
         **{f"{policy}_best": max(per_second) for policy, per_second in found.items()},

@@ -1,61 +1,55 @@
-"""The picture of `pathways bench tenants`: rates over clients (the paper's Figure 8), shares over time (Figure 9)."""
+"""The picture of `python -m benchmarks.tenants`: rates over clients (the paper's Figure 8), shares (Figure 9)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pathways.bench import plot
 
-def picture(data: dict[str, Any], path: Path) -> None:
-    """Writes the picture of what was measured of the two. Needs matplotlib."""
-    import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rates, shares = data.get("rates", []), data.get("shares", [])
+def picture(data: dict[str, Any], path: Path) -> bool:
+    """Draws what was measured of the two."""
+    rates, shares = data["rows"].get("rates", []), data["rows"].get("shares", [])
     lengths = sorted({row["length_ms"] for row in rates})
     columns = max(len(lengths), 4 if shares else 0)
     rows = bool(rates) + -(-len(shares) // 4)
     if not rows:
-        raise ValueError("nothing to plot: neither rates nor shares were measured")
-    figure, axes = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 3.1 * rows), squeeze=False)
-    for axis in axes.flat[len(lengths) : columns if rates else 0]:
-        axis.set_axis_off()
-    for axis, length in zip(axes[0], lengths, strict=False):
-        _rates(axis, length, [row for row in rates if row["length_ms"] == length])
-    for axis, row in zip(axes[int(bool(rates)) :].flat, shares, strict=False):
-        _shares(axis, row)
-    if lengths:
-        axes[0][0].set_ylabel("computations per second, all clients")
-        axes[0][0].legend(fontsize=7)
-    for line in axes[int(bool(rates)) :]:
-        line[0].set_ylabel("share of device time in each second")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        return False
+    with plot.figure(path, rows, columns, (3.4 * columns, 3.1 * rows)) as (_, axes):
+        for axis in axes.flat:
+            axis.set_axis_off()
+        if rates:
+            _rates(axes[0], rates)
+        below = axes[int(bool(rates)) :]
+        for axis, row in zip(below.flat, shares, strict=False):
+            _shares(axis, row)
+        for line in below:
+            line[0].set_ylabel("share of device time in each second")
+    return True
 
 
-def _rates(axis: Any, length_ms: float, rows: Sequence[dict[str, Any]]) -> None:
-    clients = sorted({row["clients"] for row in rows})
-    for color, system in enumerate(dict.fromkeys(row["system"] for row in rows)):
-        points = sorted(
-            (row["clients"], row["per_second"], row["per_second_min"], row["per_second_max"])
-            for row in rows
-            if row["system"] == system
-        )
-        x, y, low, high = zip(*points, strict=True)
-        axis.plot(x, y, color=f"C{color}", marker="o", label=system)
-        axis.fill_between(x, low, high, color=f"C{color}", alpha=0.15)
-    axis.axhline(1000 / length_ms, color="gray", linestyle=":", label="device never idle")
-    axis.set(xscale="log", xticks=clients, xticklabels=clients, xlabel="clients", ylim=(0, 1150 / length_ms))
-    axis.minorticks_off()
-    axis.grid(alpha=0.3)
-    axis.set_title(f"{length_ms:g} ms", fontsize=9)
+def _rates(axes: Any, rates: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(row["system"] for row in rates))
+    ordered = sorted(rates, key=lambda row: row["length_ms"])
+    lengths = list(dict.fromkeys(row["length_ms"] for row in ordered))
+    plot.lines(
+        axes,
+        ordered,
+        lambda row: f"computations of {row['length_ms']:g} ms",
+        lambda row: (row["system"], {"color": f"C{names.index(row['system'])}"}),
+        ("clients", "per_second", "per_second_min", "per_second_max"),
+    )
+    for axis, length in zip(axes, lengths, strict=False):
+        axis.set_axis_on()
+        axis.axhline(1000 / length, color="gray", linestyle=":", label="device never idle")
+        axis.set(xlabel="clients", ylim=(0, 1150 / length))
+    axes[0].set_ylabel("computations per second, all clients")
+    axes[0].legend(fontsize=7, loc="lower right")
 
 
 def _shares(axis: Any, row: dict[str, Any]) -> None:
+    axis.set_axis_on()
     times = [second["at"] for second in row["seconds"]]
     for color, (weight, target) in enumerate(zip(row["weights"], row["targets"], strict=True)):
         axis.axhline(target, color=f"C{color}", linestyle=":", linewidth=1)

@@ -1,5 +1,4 @@
-// Measures the whole control path on modelled devices, and models the hosts of other machines, for `pathways bench
-// scale`.
+// Measures the whole control path on modelled devices, and models the hosts of other machines, for benchmarks/scale.
 #include <pybind11/stl.h>
 
 #include <cstring>

@@ -4,7 +4,7 @@
 /// Each client has a program of one call over all devices, with memory in the ledger, and the policy knows its devices.
 /// With two clients or more, the policies `share` and `priority` choose; with one, no policy does.
 ///
-/// Used by `pathways bench scale` (csrc/bind/simulate.cc). Threading: the calling thread.
+/// Used by `python -m benchmarks.scale` (csrc/bind/simulate.cc). Threading: the calling thread.
 #pragma once
 
 #include <cstdint>

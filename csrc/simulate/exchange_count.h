@@ -5,7 +5,7 @@
 /// is the core's (HostExchange, ExchangeCoordinator). A host sends itself no record, and one to each other host that it
 /// writes rows to.
 ///
-/// Used by `pathways bench mpmd` (csrc/bind/simulate.cc). Threading: the calling thread.
+/// Used by `python -m benchmarks.mpmd` (csrc/bind/simulate.cc). Threading: the calling thread.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,14 @@
-"""`pathways bench`: what the runtime costs, measured beside its rivals.
+"""`pathways bench`: what the runtime costs, measured beside plain JAX; and the harness of all benches.
 
-The room has three instruments, each a module with its own command:
+Three instruments, each a module with its own command:
 
 - ``dispatch``: the paper's Figure 5. Every system runs the same JAX function; runs are interleaved.
-- ``scale``: the control path over modelled devices, up to 65,536 shards and 16,384 hosts.
+- ``transfer``: bytes between two host processes.
 - ``micro``: single costs: a future, a ring hop, a call, a plan, a transfer.
+
+The harness, which the benches of the repository's folder ``benchmarks`` use, too: ``command`` (settings are options,
+a report is shown and written), ``turns`` and ``processes`` (systems in processes of their own), ``stats``, ``goals``,
+``report``, ``plot``, ``machine``.
 
 Nothing here is imported by the runtime, and importing it starts no work.
 """

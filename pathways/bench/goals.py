@@ -1,43 +1,44 @@
-"""The goals that `dispatch` decides, and whether a run reached them. See the README's table of goals."""
+"""What a benchmark asks for, and whether it was reached: one kind of row for the table of goals of every bench."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
+
+from pathways.bench.stats import Spread
 
 
 @dataclasses.dataclass(frozen=True)
-class Goal:
-    """Throughput of Pathways over a rival's, at least `at_least`, on every shape in `shapes` (hosts, devices)."""
+class Bound:
+    """At least a number, or at most."""
 
-    workload: str
-    collective: bool
-    rival: str
-    at_least: float
-    shapes: tuple[tuple[int, int], ...]
+    limit: float
+    is_least: bool = False
 
+    def is_met(self, value: float) -> bool:
+        """Whether `value` is within the bound."""
+        return value >= self.limit if self.is_least else value <= self.limit
 
-_SMALL = ((1, 1), (1, 2), (2, 1), (2, 2))
-_TWO_HOSTS = ((2, 1),)
-
-GOALS = (
-    Goal("OpByOp", True, "jax", 0.9, _SMALL),
-    Goal("Chained", True, "jax", 1.0, _SMALL),
-    Goal("Fused", True, "jax", 0.99, _SMALL),
-    Goal("OpByOp", False, "ray", 20.0, _TWO_HOSTS),
-    Goal("OpByOp", False, "ray-graph", 5.0, _TWO_HOSTS),
-    Goal("Chained", False, "ray-graph", 4.0, _TWO_HOSTS),
-    Goal("Chained", False, "jax", 0.8, _TWO_HOSTS),
-)
+    def __str__(self) -> str:
+        return f"{'>=' if self.is_least else '<='} {self.limit:g}"
 
 
-def judge(ratios: Sequence[dict[str, Any]], goals: Sequence[Goal] = GOALS) -> list[dict[str, Any]]:
-    """One row per goal and shape that was measured, from `dispatch.ratios`."""
-    rows = []
-    for goal in goals:
-        for row in ratios:
-            same = (row["workload"], row["collective"], row["rival"]) == (goal.workload, goal.collective, goal.rival)
-            if same and (row["hosts"], row["devices"]) in goal.shapes:
-                rows.append({**row, "goal": goal.at_least, "reached": row["ratio"] >= goal.at_least})
-    return rows
+def at_least(limit: float) -> Bound:
+    """The value must be `limit` or more."""
+    return Bound(limit, True)
+
+
+def at_most(limit: float) -> Bound:
+    """The value must be `limit` or less."""
+    return Bound(limit)
+
+
+def judged(goal: str, bound: Bound, value: float | Spread, **more: Any) -> dict[str, Any]:
+    """A row of the table of goals; of a spread the median decides, and the row has its ends. `more`: columns."""
+    row: dict[str, Any] = {"goal": goal, **more, "bound": str(bound)}
+    if isinstance(value, Spread):
+        row |= {"value": value.median, "min": value.low, "max": value.high}
+        value = value.median
+    else:
+        row["value"] = value
+    return {**row, "reached": bound.is_met(value)}

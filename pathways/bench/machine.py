@@ -59,6 +59,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def busy() -> list[str]:
+    """A note, if the machine has other work now."""
+    load = os.getloadavg()[0]
+    return [f"The machine was busy at the start (load {load:.1f}): the figures are rough."] if load > 0.5 else []
+
+
 def result_name(what: str, machine: dict[str, Any]) -> str:
     """``<what>-<commit>-<cpu>``, fit for a file name."""
     cpu = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")

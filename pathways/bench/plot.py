@@ -1,84 +1,85 @@
-"""Pictures of results: `dispatch` in the style of the paper's Figure 5, rates of `transfer`."""
+"""Pictures of results: a file for some axes, and the figure that most benches draw: lines with bands, in panels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-_MARKERS = {"OpByOp": ("o", ":"), "Chained": ("s", "-"), "Fused": ("^", "--")}
+Row = dict[str, Any]
 
 
-def figure5(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes the picture of `dispatch`: one panel per (collective, devices), one line per system and workload.
+@contextlib.contextmanager
+def figure(path: Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, Any]]:
+    """A matplotlib figure and its axes, `[row][column]`; in the end it is the PNG at `path`."""
+    import matplotlib
 
-    Needs matplotlib.
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    made, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+    yield made, axes
+    made.savefig(path, dpi=130)
+    pyplot.close(made)
+
+
+def band(axis: Any, points: Sequence[tuple[float, float, float, float]], **style: Any) -> None:
+    """A line over (x, y, low, high), with a band from low to high."""
+    x, y, low, high = zip(*sorted(points), strict=True)
+    axis.plot(x, y, **style)
+    axis.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
+
+
+def ticks(axis: Any, values: Sequence[float], text: Callable[[float], str] = "{:g}".format) -> None:
+    """Ticks of a logarithmic x axis at these values alone."""
+    axis.set(xscale="log", xticks=values, xticklabels=[text(value) for value in values])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+
+
+def lines(
+    axes: Sequence[Any],
+    rows: Sequence[Row],
+    panel: Callable[[Row], str],
+    line: Callable[[Row], tuple[str, Row]],
+    names: tuple[str, str, str, str],
+    text: Callable[[float], str] = "{:g}".format,
+) -> None:
+    """A panel per `panel(row)`, which is its title, in each a line per `line(row)`: its label and style.
+
+    `names`: of the values x, y, low and high in a row. The lines have the same style in all panels.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    measured = [row for row in rows if row["per_second"]]
-    panels = sorted({(row["collective"], row["devices"]) for row in measured}, key=lambda p: (not p[0], p[1]))
-    systems = list(dict.fromkeys(row["system"] for row in measured))
-    if not panels:
-        raise ValueError("nothing to plot: no row was measured")
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.6), sharey=True, squeeze=False)
-    for axis, (collective, devices) in zip(axes[0], panels, strict=True):
-        for color, system in enumerate(systems):
-            for workload, (marker, line) in _MARKERS.items():
-                points = sorted(
-                    (row["hosts"], row["per_second"], row["per_second_min"], row["per_second_max"])
-                    for row in measured
-                    if (row["collective"], row["devices"]) == (collective, devices)
-                    and (row["system"], row["workload"]) == (system, workload)
-                )
-                if points:
-                    x, y, low, high = zip(*points, strict=True)
-                    style = {"color": f"C{color}", "marker": marker, "linestyle": line, "label": f"{system} {workload}"}
-                    axis.plot(x, y, **style)
-                    axis.fill_between(x, low, high, color=f"C{color}", alpha=0.12)
-        hosts = sorted({row["hosts"] for row in measured})
-        axis.set(xscale="log", yscale="log", xlabel="hosts", xticks=hosts, xticklabels=hosts)
-        axis.minorticks_off()
-        axis.set_title(f"{'AllReduce + add' if collective else 'add'}, {devices} device{'s' * (devices > 1)} per host")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("computations per second")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1 - 1.9 / figure.get_figwidth(), 1))
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def transfers(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes the picture: GB/s over bytes per device, one panel per (devices, sharding). Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels = list(dict.fromkeys((row["devices"], row["to"]) for row in rows))
-    if not panels:
-        raise ValueError("nothing to plot: no row was measured")
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 4.2), sharey=True, squeeze=False)
-    for axis, (devices, to) in zip(axes[0], panels, strict=True):
-        for color, system in enumerate(dict.fromkeys(row["system"] for row in rows)):
-            points = sorted(
-                (row["KiB per device"], row["GB/s"], row["min"], row["max"])
-                for row in rows
-                if (row["devices"], row["to"], row["system"]) == (devices, to, system)
-            )
+    styles = dict(line(row) for row in rows)
+    titles = dict.fromkeys(map(panel, rows))
+    for axis, title in zip(axes, titles, strict=False):
+        here = [row for row in rows if panel(row) == title]
+        for label, style in styles.items():
+            points = [tuple(row[name] for name in names) for row in here if line(row)[0] == label]
             if points:
-                x, y, low, high = zip(*points, strict=True)
-                axis.plot(x, y, color=f"C{color}", marker="o", label=system)
-                axis.fill_between(x, low, high, color=f"C{color}", alpha=0.15)
-        axis.set(xscale="log", yscale="log", xlabel="KiB per device")
-        axis.set_title(f"{devices} device{'s' * (devices > 1)} per host, rows to {to}")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("GB/s, several in flight")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+                band(axis, points, label=label, **{"marker": "o", "markersize": 4, **style})
+        ticks(axis, sorted({row[names[0]] for row in here}), text)
+        axis.set_title(title, fontsize=10)
+
+
+def panels(
+    path: Path,
+    rows: Sequence[Row],
+    panel: Callable[[Row], str],
+    line: Callable[[Row], tuple[str, Row]],
+    names: tuple[str, str, str, str],
+    labels: tuple[str, str],
+    text: Callable[[float], str] = "{:g}".format,
+) -> bool:
+    """Draws `lines` in panels side by side, on logarithmic axes with these labels. False: there is nothing to draw."""
+    count = len(set(map(panel, rows)))
+    if not count:
+        return False
+    with figure(path, 1, count, (3.6 * count + 1.8, 4.3), sharey=True) as (made, axes):
+        lines(axes[0], rows, panel, line, names, text)
+        for axis in axes[0]:
+            axis.set(yscale="log", xlabel=labels[0])
+        axes[0][0].set_ylabel(labels[1])
+        found = {label: each for axis in axes[0] for each, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        made.legend(found.values(), found.keys(), loc="outside right center", fontsize=8, frameon=False)
+    return True

@@ -1,4 +1,4 @@
-"""The Python probes of `pathways bench micro`: ``python -m pathways.bench.probes <fd> <probe>`` measures one.
+"""The Python probes of `pathways bench micro`.
 
 Each is a function from a number of repeats to values, and has a process of its own: some need many CPU devices in
 the client, some a cluster, and none should feel what another left behind.
@@ -7,13 +7,14 @@ the client, some a cluster, and none should feel what another left behind.
 from __future__ import annotations
 
 import contextlib
-import sys
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pathways.bench import processes, stats
+from pathways.bench import stats
 from pathways.bench.stats import Spread, Value
+from pathways.bench.transfer_systems import Memcpy, Pathways
 
 
 @contextlib.contextmanager
@@ -22,6 +23,19 @@ def _cluster(target: Any) -> Iterator[Any]:
 
     with pw.connect(target):
         yield pw.make_virtual_device_set()
+
+
+def _call_us(call: Callable[[], Any]) -> float:
+    """Microseconds of a call until its futures are returned, median of few enough that none waits for a credit."""
+    import jax
+
+    taken, held = [], []
+    for _ in range(20):
+        begin = time.perf_counter_ns()
+        held.append(call())
+        taken.append(time.perf_counter_ns() - begin)
+    jax.block_until_ready(held)
+    return stats.quantile(taken, 0.5) / 1000
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -36,7 +50,6 @@ def call(repeats: int) -> list[Value]:
 
     import pathways as pw
 
-    calls = 20  # few enough that no call waits for a credit
     points: dict[int, list[float]] = {}
     with _cluster(pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=1)) as devices:
         where = devices.add_slice(devices=1)
@@ -45,15 +58,7 @@ def call(repeats: int) -> list[Value]:
             values = [pw.device_put(numpy.float32(0), where) for _ in range(leaves)]
             for result in add_one(values):
                 result.block_until_ready()
-            for _ in range(repeats):
-                taken, held = [], []
-                for _ in range(calls):
-                    begin = time.perf_counter_ns()
-                    held.append(add_one(values))
-                    taken.append(time.perf_counter_ns() - begin)
-                for result in held[-1]:
-                    result.block_until_ready()
-                points.setdefault(leaves, []).append(stats.quantile(taken, 0.5) / 1000)
+            points[leaves] = [_call_us(functools.partial(add_one, values)) for _ in range(repeats)]
     slopes = [stats.slope(list(points), list(times))[0] for times in zip(*points.values(), strict=True)]
     by_leaves = [Value(f"call to futures, {n} leaves", Spread.of(times), "us") for n, times in points.items()]
     return [*by_leaves, Value("call to futures, slope per leaf", Spread.of(slopes), "us")]
@@ -97,30 +102,13 @@ def plan(repeats: int) -> list[Value]:
 
 def transfer(repeats: int) -> list[Value]:
     """64 MiB from a host of one island to a host of another, beside memcpy of as much in one process."""
-    import numpy
-
-    import pathways as pw
-
-    data = numpy.random.default_rng(0).random(64 * 2**20 // 4, numpy.float32)
-    gibibytes = data.nbytes / 2**30
-    copy = numpy.empty_like(data)
-    numpy.copyto(copy, data)
-    transfers, copies = [], []
-    with _cluster(pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=1)) as devices:
-        here, there = devices.add_slice(devices=1, island=0), devices.add_slice(devices=1, island=1)
-        source = pw.device_put(data, here)
-        source.block_until_ready()
-        moved = pw.device_put(source, there)
-        if not numpy.array_equal(numpy.asarray(moved), data):
-            raise ValueError("the transferred array differs from its source")
-        moved.delete()
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            moved = pw.device_put(source, there)
-            moved.block_until_ready()
-            transfers.append(gibibytes / (time.perf_counter() - begin))
-            moved.delete()
-            copies.append(gibibytes / _seconds(lambda: numpy.copyto(copy, data)))
+    nbytes = 64 << 20
+    ours = Pathways()
+    ours.start(1)
+    systems = (ours, Memcpy())
+    found = [[nbytes / 2**30 / each.measure(nbytes, 1, False, 0.3)["one"] for each in systems] for _ in range(repeats)]
+    ours.stop()
+    transfers, copies = zip(*found, strict=True)
     return [
         Value("transfer between hosts, 64 MiB", Spread.of(transfers), "GiB/s"),
         Value("memcpy, 64 MiB", Spread.of(copies), "GiB/s"),
@@ -177,7 +165,6 @@ def batch(repeats: int) -> list[Value]:
 
     import pathways as pw
 
-    calls = 20
     values = []
     with _cluster(pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=2)) as devices:
         where = devices.add_slice(shape=(2,), axis_names=("x",))
@@ -190,13 +177,7 @@ def batch(repeats: int) -> list[Value]:
             times: dict[str, list[float]] = {}
             for _ in range(repeats):
                 for name, given in (("NumPy", data), ("arrays", there)):
-                    taken = []
-                    for _ in range(calls):
-                        begin = time.perf_counter_ns()
-                        result = step(w, given)
-                        taken.append(time.perf_counter_ns() - begin)
-                    result.block_until_ready()
-                    times.setdefault(name, []).append(stats.quantile(taken, 0.5) / 1000)
+                    times.setdefault(name, []).append(_call_us(functools.partial(step, w, given)))
             for name, points in times.items():
                 values.append(Value(f"call with a batch of {rows} KiB, {name}", Spread.of(points), "us"))
     return values
@@ -211,11 +192,12 @@ PROBES: dict[str, Callable[[int], list[Value]]] = {
 }
 
 
-def main() -> None:
-    """Answers one request to measure."""
-    probe = PROBES[sys.argv[2]]
-    processes.serve(lambda verb, *arguments: probe(*arguments) if verb == "measure" else None)
+class Probe:
+    """A process that measures one of them."""
 
+    def __init__(self, name: str) -> None:
+        self._probe = PROBES[name]
 
-if __name__ == "__main__":
-    main()
+    def measure(self, repeats: int) -> list[Value]:
+        """Its values."""
+        return self._probe(repeats)

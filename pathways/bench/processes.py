@@ -1,14 +1,15 @@
 """Child processes of a benchmark: start, ask, count their CPU time, end.
 
-A child is ``python -m <module> <fd>`` that answers requests on one socket. It dies with its parent, and
-`Child.kill` ends its whole tree by process id. Linux only: it reads /proc and uses per-process CPU clocks, which
-count in nanoseconds where /proc counts in ticks of 10 ms.
+A child is an object in a process of its own (`serve`), which answers requests on one socket by its methods.
+ It dies with its parent, and `Child.kill` ends its whole tree by process id. Linux only: it reads /proc and
+uses per-process CPU clocks, which count in nanoseconds where /proc counts in ticks of 10 ms.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -112,14 +113,14 @@ def kill_processes(pids: Sequence[int], timeout: float = 10.0) -> None:
 class Child:
     """One child process and the only conversation with it: `ask` or `send` + `receive`, one at a time."""
 
-    def __init__(self, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None):
-        """Starts ``python -m module fd *arguments``; `environment` is added to this process's own."""
-        self.name = " ".join([module.rpartition(".")[2], *arguments])
+    def __init__(self, target: str, *arguments: str, environment: Mapping[str, str] | None = None):
+        """Makes the object ``module:Class`` with these arguments; `environment` is added to this process's own."""
+        self.name = " ".join([target.rpartition(":")[2], *arguments])
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 -- lives as long as the child
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), target, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -176,6 +177,16 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends it; kills it when the block failed."""
+        if kind is None:
+            self.end()
+        else:
+            self.kill()
+
     def end(self, grace: float = 10.0) -> None:
         """Asks the child to stop, waits up to `grace` seconds, then kills what is left of its tree. Idempotent."""
         if self._connection.closed:
@@ -201,19 +212,31 @@ class Child:
         self._log.close()
 
 
-def serve(handler: Callable[..., Any]) -> None:
-    """The child's side: answers requests with ``handler(*request)`` until "stop" or the parent's end."""
+def serve(descriptor: str, target: str, *arguments: str) -> None:
+    """The child's side: makes its object and answers requests by its methods, until "stop" or the parent's end.
+
+    The object has a method `stop` if there is something to end.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends us
-    connection = Connection(int(sys.argv[1]))
+    module, _, name = target.partition(":")
+    served = getattr(importlib.import_module(module), name)(*arguments)
+    connection = Connection(int(descriptor))
     with contextlib.suppress(EOFError, OSError):
         while True:
             request = connection.recv()
+            is_last = request[0] == "stop"
+            answer: tuple[bool, Any]
             try:
-                answer = (True, handler(*request))
+                method = getattr(served, "stop", lambda: None) if is_last else getattr(served, request[0])
+                answer = (True, method(*request[1:]))
             except Exception as error:
                 traceback.print_exc()
                 answer = (False, f"{type(error).__name__}: {error}")
             connection.send(answer)
-            if request[0] == "stop":
+            if is_last:
                 return
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def number(value: Any) -> str:
     if isinstance(value, float):
         if value != 0.0 and abs(value) < 1e-3:
             return f"{value:.2e}"
-        digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 4
+        digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
         return f"{value:,.{digits}f}"
     return str(value)
 
@@ -46,6 +47,20 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.title}: expected {len(self.columns)} values in a row, got {len(row)}: {row}")
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[dict[str, Any]], columns: str = "") -> list[Table]:
+        """The table of rows that name their values alike; none of no rows.
+
+        `columns`: those that are shown, with commas, all by default; "min=us_min" shows "us_min" as "min".
+        """
+        if not rows:
+            return []
+        pairs = (
+            [each.strip().rpartition("=") for each in columns.split(",")] if columns else [("", "", n) for n in rows[0]]
+        )
+        shown = tuple(name or key for name, _, key in pairs)
+        return [cls(title, shown, [tuple(row[key] for _, _, key in pairs) for row in rows])]
 
     def terminal(self) -> rich.table.Table:
         """For rich to print."""
@@ -66,7 +81,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything about one run of one instrument (`what`: dispatch, scale, micro)."""
+    """Everything about one run of one instrument (`what`: dispatch, transfer, micro)."""
 
     what: str
     method: str

@@ -1,22 +1,28 @@
 """`pathways bench transfer`: bytes between two host processes of one machine, beside memcpy and JAX's own transfers.
 
-Every system has a process tree of its own; for each size they take turns, repeat by repeat, and whoever is not on turn
-is stopped by signal, or has nothing to do. Ratios compare repeats that ran next to each other.
+Every system has a process tree of its own; for each size they take turns, repeat by repeat. Ratios compare repeats that
+ran next to each other.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pathways.bench import processes, stats
+from pathways.bench import plot, stats
+from pathways.bench.command import Say, check_names, option
+from pathways.bench.goals import at_least, at_most, judged
+from pathways.bench.processes import Child
 from pathways.bench.report import Report, Table
 from pathways.bench.stats import Spread
-from pathways.bench.transfer_systems import SYSTEMS
+from pathways.bench.turns import Turns
 
-RIVALS = ("memcpy", "jax_transfer")
-SIZES = tuple(4096 * 4**n for n in range(8))  # 4 KiB to 64 MiB
+_MODULE = "pathways.bench.transfer_systems"
+#: Of ours; `machines` as if each host were on a machine of its own.
+OURS = {"pathways": f"{_MODULE}:Pathways", "machines": f"{_MODULE}:Machines"}
+RIVALS = {"memcpy": f"{_MODULE}:Memcpy", "jax_transfer": f"{_MODULE}:JaxTransfer"}
 METHOD = (
     "One array of the given bytes per device goes from the device or devices of one host process to those of another "
     "on the same machine; 'columns' reshards it on the way, from rows to columns. `one`: each awaited before the next, "
@@ -27,161 +33,172 @@ METHOD = (
     "jax.device_put. Dispatch: calls per second of x + 1 with and without a transfer of its result behind it, many "
     "in flight; what the transfer adds per call is the difference, in wall time and in processor time of all processes."
 )
-OURS = ("pathways", "machines")
 #: What 64 MiB per device must reach, over which rival.
 GOALS = {("memcpy", "pathways"): 0.7, ("jax_transfer", "pathways"): 4.0, ("jax_transfer", "machines"): 1.0}
-TIMEOUT = 300.0
-#: Whom nobody stops: its hosts would be taken for lost. Without work they wake once a second.
-_NEVER_STOPPED = ("machines",)
+
+Sample = dict[str, float]
+"""One repeat of one system, in seconds per transfer: `one`, and `many`."""
 
 
-@contextlib.contextmanager
-def _started(names: Sequence[str], devices: int, notes: list[str]) -> Iterator[dict[str, processes.Child]]:
-    """A child at rest per system that starts; why others do not is a note."""
-    children: dict[str, processes.Child] = {}
-    try:
-        for name in names:
-            child = processes.Child("pathways.bench.transfer_systems", [name])
-            try:
-                child.ask("start", devices, timeout=TIMEOUT)
-            except processes.ChildError as error:
-                child.kill()
-                notes.append(f"{name}, {devices} devices per host, is not measured: {error}")
-                continue
-            children[name] = child
-            _rest(name, child)
-        yield children
-    finally:
-        for child in children.values():
-            child.thaw()
-            child.end()
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long."""
+
+    rivals: tuple[str, ...] = option(tuple(RIVALS), "Whom to measure beside it; may be empty.")
+    devices: tuple[int, ...] = option((1, 2), "CPU devices per host.")
+    kib: tuple[int, ...] = option(tuple(4 * 4**n for n in range(8)), "Sizes per device.")
+    repeats: int = option(5, "How often each is measured.")
+    seconds: float = option(0.3, "Length of one run.", least=0.01)
 
 
-def _rest(name: str, child: processes.Child) -> None:
-    if name not in _NEVER_STOPPED:
-        child.freeze()
-
-
-def _turn(name: str, child: processes.Child, *request: Any) -> dict[str, float]:
-    child.thaw()
-    try:
-        answer: dict[str, float] = child.ask(*request, timeout=TIMEOUT)
-    finally:
-        _rest(name, child)
-    return answer
-
-
-def measure(
-    names: Sequence[str], devices: Sequence[int], sizes: Sequence[int], repeats: int, seconds: float
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """(samples, dispatch samples, notes). A sample is one repeat of one system, in seconds per transfer."""
+def measure(settings: Settings, say: Say) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """(samples, dispatch samples, notes)."""
     samples: list[dict[str, Any]] = []
     dispatch: list[dict[str, Any]] = []
     notes: list[str] = []
-    for count in devices:
-        with _started(names, count, notes) as children:
+    systems = OURS | {name: RIVALS[name] for name in settings.rivals}
+    repeats, seconds, names = settings.repeats, settings.seconds, list(systems)
+    for count in settings.devices:
+        # Nobody stops `machines`: its hosts would be taken for lost. Without work they wake once a second.
+        with Turns(lambda name: Child(systems[name]), 0.0, lambda name: name != "machines") as turns:
+            turns.start_all(names, count, notes=notes, where=f", {count} devices per host,")
             for reshards in (False, True) if count > 1 else (False,):
-                for nbytes in sizes:
-                    for _ in range(repeats):
-                        for name, child in list(children.items()):
-                            try:
-                                taken = _turn(name, child, "measure", nbytes, count, reshards, seconds)
-                            except processes.ChildError as error:
-                                notes.append(f"{name}, {count} devices, {nbytes} bytes: {error}")
-                                children.pop(name).kill()
-                                continue
-                            samples.append(
-                                {"system": name, "devices": count, "columns": reshards, "bytes": nbytes, **taken}
-                            )
-            if "pathways" in children:
-                for _ in range(repeats):
-                    taken = _turn("pathways", children["pathways"], "dispatch", sizes[0], count, seconds)
-                    dispatch.append({"devices": count, "bytes": sizes[0], **taken})
+                for kib in settings.kib:
+                    request = ("measure", kib * 1024, count, reshards, seconds)
+                    what = f", {count} devices, {kib * 1024} bytes"
+                    for name, taken in turns.rounds(names, repeats, *request, notes=notes, what=what):
+                        point = {"system": name, "devices": count, "columns": reshards, "bytes": kib * 1024}
+                        samples.append({**point, **taken})
+                    say(f"{count} devices per host, to {'columns' if reshards else 'rows'}, {kib:,} KiB: done")
+            nbytes = settings.kib[0] * 1024
+            for _, taken in turns.rounds(
+                ["pathways"], repeats, "dispatch", nbytes, count, seconds, notes=notes, what=", dispatch"
+            ):
+                dispatch.append({"devices": count, "bytes": nbytes, **taken})
     return samples, dispatch, notes
+
+
+def compared(
+    head: dict[str, Any], systems: dict[str, list[Sample]], nbytes: int, ours: dict[str, str], among_ours: bool
+) -> list[dict[str, Any]]:
+    """A row per system at one point: microseconds, GB/s, and the rate of each of `ours` over it, repeat by repeat.
+
+    Args:
+        head: the point.
+        systems: all repeats, by system.
+        nbytes: of one transfer.
+        ours: those that are compared with the others, by the name that they have in the row.
+        among_ours: whether they are compared with each other, too.
+    """
+    rows = []
+    for name, repeats in systems.items():
+        one, many = (Spread.of([each[kind] for each in repeats]) for kind in ("one", "many"))
+        row = {
+            **head,
+            "system": name,
+            "one, us": one.median * 1e6,
+            "many, us": many.median * 1e6,
+            "GB/s": nbytes / many.median / 1e9,
+            "min": nbytes / many.high / 1e9,
+            "max": nbytes / many.low / 1e9,
+        }
+        if any("fresh" in each for found in systems.values() for each in found):
+            fresh = [each["fresh"] for each in repeats if "fresh" in each]
+            row["fresh GB/s"] = nbytes / stats.quantile(fresh, 0.5) / 1e9 if fresh else None
+        for label, mine in ours.items():
+            other = name != mine and (among_ours or name not in ours.values())
+            found = rate_over(systems.get(mine, []), repeats) if other else None
+            row[f"{label} over it"] = found.median if found else None
+        rows.append(row)
+    return rows
+
+
+def rate_over(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Spread | None:
+    """Our rate over another system's, paired by repeat; None where repeats are missing."""
+    if not ours or len(ours) != len(theirs):
+        return None
+    return stats.paired_ratio([each["many"] for each in theirs], [each["many"] for each in ours])
 
 
 def rows_of(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per system and point: microseconds, GB/s, and Pathways' rate over the system's."""
-    grouped: dict[Any, dict[str, list[dict[str, Any]]]] = {}
+    grouped: dict[Any, dict[str, list[Sample]]] = {}
     for sample in samples:
         point = (sample["devices"], sample["columns"], sample["bytes"])
         grouped.setdefault(point, {}).setdefault(sample["system"], []).append(sample)
     rows = []
     for (devices, columns, nbytes), systems in grouped.items():
-        ours = {kind: [sample["many"] for sample in systems.get(kind, [])] for kind in OURS}
-        for name, repeats in systems.items():
-            one, many = (Spread.of([sample[kind] for sample in repeats]) for kind in ("one", "many"))
-            fresh = [sample["fresh"] for sample in repeats if "fresh" in sample]
-            theirs = [sample["many"] for sample in repeats]
-            ratios = {
-                f"{kind} over it": stats.paired_ratio(theirs, mine).median
-                if name not in OURS and len(mine) == len(theirs)
-                else None
-                for kind, mine in ours.items()
+        head = {"devices": devices, "to": "columns" if columns else "rows", "KiB per device": nbytes / 1024}
+        rows += compared(head, systems, nbytes * devices, {name: name for name in OURS}, among_ours=False)
+    return rows
+
+
+def added_to_dispatch(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a transfer adds to a call, by devices."""
+    rows = []
+    for devices in dict.fromkeys(sample["devices"] for sample in samples):
+        mine = [sample for sample in samples if sample["devices"] == devices]
+        more = Spread.of([(sample["moved"] - sample["alone"]) * 1e6 for sample in mine])
+        rows.append(
+            {
+                "devices": devices,
+                "KiB": mine[0]["bytes"] / 1024,
+                "call, us": stats.quantile([sample["alone"] * 1e6 for sample in mine], 0.5),
+                "with transfer, us": stats.quantile([sample["moved"] * 1e6 for sample in mine], 0.5),
+                "added, us": more.median,
+                "min": more.low,
+                "max": more.high,
+                "added CPU, us": stats.quantile([(s["moved_cpu"] - s["alone_cpu"]) * 1e6 for s in mine], 0.5),
             }
-            total = nbytes * devices
-            rows.append(
-                {
-                    "devices": devices,
-                    "to": "columns" if columns else "rows",
-                    "KiB per device": nbytes / 1024,
-                    "system": name,
-                    "one, us": one.median * 1e6,
-                    "many, us": many.median * 1e6,
-                    "GB/s": total / many.median / 1e9,
-                    "min": total / many.high / 1e9,
-                    "max": total / many.low / 1e9,
-                    "fresh GB/s": total / stats.quantile(fresh, 0.5) / 1e9 if fresh else None,
-                    **ratios,
-                }
-            )
+        )
     return rows
 
 
 def judge(rows: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The goals that this instrument decides, of what was measured."""
-    judged: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for row in rows:
-        for (system, kind), goal in GOALS.items():
+        for (system, kind), least in GOALS.items():
             value = row[f"{kind} over it"]
-            if row["system"] != system or row["KiB per device"] != 64 * 1024 or value is None:
-                continue
-            between = ", between machines" if kind == "machines" else ""
-            what = f"64 MiB to {row['to']}{between}, {row['devices']} devices per host, over {system}"
-            judged.append({"goal": what, "bound": f">= {goal:g}", "value": value, "reached": value >= goal})
+            if row["system"] == system and row["KiB per device"] == 64 * 1024 and value is not None:
+                between = ", between machines" if kind == "machines" else ""
+                what = f"64 MiB to {row['to']}{between}, {row['devices']} devices per host, over {system}"
+                found.append(judged(what, at_least(least), value))
     for row in added:
         what = f"{row['KiB']:g} KiB transfer, added to the dispatch, {row['devices']} devices per host, us"
-        judged.append({"goal": what, "bound": "<= 20", "value": row["added, us"], "reached": row["added, us"] <= 20.0})
-    return judged
+        found.append(judged(what, at_most(20.0), row["added, us"]))
+    return found
 
 
 def make(samples: Sequence[dict[str, Any]], dispatch: Sequence[dict[str, Any]], notes: Sequence[str]) -> Report:
     """The report of all repeats."""
-    rows = rows_of(samples)
-    added = []
-    for devices in dict.fromkeys(sample["devices"] for sample in dispatch):
-        mine = [sample for sample in dispatch if sample["devices"] == devices]
-        alone, moved = (Spread.of([sample[kind] * 1e6 for sample in mine]) for kind in ("alone", "moved"))
-        more = Spread.of([(sample["moved"] - sample["alone"]) * 1e6 for sample in mine])
-        kib = mine[0]["bytes"] / 1024
-        cpu = Spread.of([(sample["moved_cpu"] - sample["alone_cpu"]) * 1e6 for sample in mine])
-        values = (devices, kib, alone.median, moved.median, more.median, more.low, more.high, cpu.median)
-        columns = ("devices", "KiB", "call, us", "with transfer, us", "added, us", "min", "max", "added CPU, us")
-        added.append(dict(zip(columns, values, strict=True)))
-    judged = judge(rows, added)
+    rows, added = rows_of(samples), added_to_dispatch(dispatch)
+    goals = judge(rows, added)
     tables = [
-        Table(title, tuple(found[0]), [tuple(row.values()) for row in found])
-        for title, found in (("Transfers", rows), ("Added to the dispatch", added), ("Goals", judged))
-        if found
+        *Table.of("Transfers", rows),
+        *Table.of("Added to the dispatch", added),
+        *Table.of("Goals", goals),
     ]
-    data = {"rows": rows, "dispatch": added, "goals": judged, "samples": [*samples, *dispatch]}
+    data = {"rows": rows, "dispatch": added, "goals": goals, "samples": [*samples, *dispatch]}
     return Report("transfer", METHOD, tables, data, notes)
 
 
-def run(rivals: Sequence[str], devices: Sequence[int], sizes: Sequence[int], repeats: int, seconds: float) -> Report:
-    """Measures Pathways and `rivals`, interleaved. Raises ValueError for an unknown rival."""
-    if unknown := [name for name in rivals if name not in RIVALS]:
-        raise ValueError(f"unknown rival {unknown[0]!r}: expected some of {', '.join(RIVALS)}")
-    assert {*OURS, *RIVALS} <= set(SYSTEMS)
-    with processes.orphans_come_home():
-        return make(*measure([*OURS, *rivals], devices, sizes, repeats, seconds))
+def run(settings: Settings, say: Say = lambda words: None) -> Report:
+    """Bytes between two host processes of one machine, rows to rows and rows to columns, beside rivals."""
+    check_names("rival", settings.rivals, RIVALS)
+    return make(*measure(settings, say))
+
+
+def picture(data: dict[str, Any], path: Path) -> bool:
+    """Draws GB/s over the size, one panel per devices and sharding."""
+    rows = data["rows"]
+    names = list(dict.fromkeys(row["system"] for row in rows))
+    return plot.panels(
+        path,
+        rows,
+        lambda row: f"rows to {row['to']}\nhosts of {row['devices']} CPU device{'s' * (row['devices'] > 1)}",
+        lambda row: (row["system"], {"color": f"C{names.index(row['system'])}"}),
+        ("KiB per device", "GB/s", "min", "max"),
+        ("bytes per device", "GB/s, several in flight"),
+        lambda kib: f"{kib / 1024:g}M" if kib >= 1024 else f"{kib:g}K",
+    )

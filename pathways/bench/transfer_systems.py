@@ -1,8 +1,7 @@
-"""Who moves bytes in `pathways bench transfer`: ``python -m pathways.bench.transfer_systems <fd> <system>`` is one.
+"""Who moves bytes in `pathways bench transfer`, each in a process tree of its own (`processes.Child`).
 
-Each answers "start" with the number of devices per host, then "measure" requests, in a process tree of its own that can
-be frozen while others are on turn. A measurement gives seconds per transfer: `one` of a transfer awaited alone, `many`
-of transfers with several in flight.
+Each answers "start" with the number of devices per host, then "measure" requests. A measurement gives seconds per
+transfer: `one` of a transfer awaited alone, `many` of transfers with several in flight.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import itertools
 import mmap
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -177,9 +175,6 @@ class Memcpy:
             fresh.append(time.perf_counter() - begin)
         return {**out, "fresh": stats.quantile(fresh, 0.5)}
 
-    def stop(self) -> None:
-        """Nothing to stop."""
-
 
 class JaxTransfer:
     """`jax.experimental.transfer` from another process; resharded by `jax.device_put` once it is here."""
@@ -191,7 +186,7 @@ class JaxTransfer:
     def start(self, devices: int) -> None:
         """Starts the sender, and connects to it."""
         self._server = _transfer_server(devices)
-        self._peer = processes.Child("pathways.bench.transfer_systems", ["jax_sender"])
+        self._peer = processes.Child("pathways.bench.transfer_systems:JaxSender")
         self._link = self._server.connect(self._peer.ask("start", devices, timeout=_PATIENCE))
 
     def offer(self, count: int, nbytes: int, devices: int) -> list[int]:
@@ -266,9 +261,6 @@ class JaxSender:
         for number in numbers:
             self._server.await_pull(number, [self._arrays[nbytes, devices]])
 
-    def stop(self) -> None:
-        """Nothing to stop."""
-
 
 def _transfer_server(devices: int) -> Any:
     import jax
@@ -284,22 +276,3 @@ def _side(nbytes: int, devices: int) -> tuple[int, int]:
     """Rows and columns of an array of floats with `nbytes` per device, both divisible by the devices."""
     columns = 32 if nbytes < 1 << 20 else 2048
     return nbytes * devices // 4 // columns, columns
-
-
-SYSTEMS: dict[str, Callable[[], Any]] = {
-    "pathways": Pathways,
-    "machines": Machines,
-    "memcpy": Memcpy,
-    "jax_transfer": JaxTransfer,
-    "jax_sender": JaxSender,
-}
-
-
-def main() -> None:
-    """One system's process."""
-    system = SYSTEMS[sys.argv[2]]()
-    processes.serve(lambda verb, *arguments: getattr(system, verb)(*arguments))
-
-
-if __name__ == "__main__":
-    main()

@@ -70,14 +70,9 @@ def workloads(kinds: Iterable[Kind] = Kind, collective: Iterable[bool] = (True, 
     return [Workload(kind, with_collective) for with_collective in collective for kind in kinds]
 
 
-def expected_value(steps: int) -> float:
-    """What each device holds after `steps` steps from zero."""
-    return float(min(steps, COUNTING_LIMIT))
-
-
 def check_value(system: str, workload: Workload, steps: int, value: float) -> None:
     """Raises ValueError when `value` is not what `steps` steps leave behind."""
-    wanted = expected_value(steps)
+    wanted = float(min(steps, COUNTING_LIMIT))
     if not math.isclose(value, wanted, rel_tol=1e-4):
         raise ValueError(
             f"{system} ran {workload.kind.value} ({workload.step_text}) wrongly: "

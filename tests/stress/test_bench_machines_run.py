@@ -1,4 +1,4 @@
-"""A short run of `pathways bench transfer|dispatch --machines 2` with all rivals, beside three clusters."""
+"""A short run of `python -m benchmarks.machines.transfer` and `.dispatch` with all rivals, beside three clusters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import click.testing
 import pytest
 
-from benchmarks.machines import systems as far_systems
-from pathways.bench import cli
+from benchmarks.machines import dispatch, systems, transfer
 
 
 @pytest.mark.watchdog(600)
@@ -19,14 +18,15 @@ from pathways.bench import cli
 def test_a_short_run(what: str, tmp_path: pathlib.Path) -> None:
     sizes = ("--kib", "4") if what == "transfer" else ()
     results = tmp_path / "results"
-    arguments = (what, "--machines", "2", *sizes, "--repeats", "1", "--seconds", "0.05", "--results", str(results))
-    result = click.testing.CliRunner().invoke(cli.bench, arguments)
+    command = {"transfer": transfer, "dispatch": dispatch}[what].command
+    arguments = (*sizes, "--repeats", "1", "--seconds", "0.05", "--results", str(results))
+    result = click.testing.CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     (written,) = results.glob("*.json")
     assert written.name.startswith(f"{what}-machines-")
     report: dict[str, Any] = json.loads(written.read_text())
     rows = report["rows" if what == "transfer" else "round_trips"]
-    expected = far_systems.TRANSFERS if what == "transfer" else far_systems.CALLS
+    expected = systems.TRANSFERS if what == "transfer" else systems.CALLS
     assert {row["system"] for row in rows} == set(expected), report["notes"]
     assert report["goals"]
     (page,) = results.glob("*.md")

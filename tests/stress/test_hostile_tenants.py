@@ -39,7 +39,7 @@ WEIGHTS = {f"honest {i}": 1.0 + i % 2 for i in range(8)}
 HOSTILE, WARM_UP_S, PATIENCE = 8, 6.0, 120.0
 STEP_US, AHEAD = 3000, 16
 DEVICE_BYTES = 512 << 20
-#: The clients share two cores with all else: what is asked of their shares is less than `pathways bench tenants` finds.
+#: The clients share two cores with all else: what is asked of their shares is less than `benchmarks.tenants` finds.
 LEAST_OF_PART, MOST_DISTANCE = 0.7, 0.05
 MOST_GROWTH_BYTES, MOST_GROWTH_FILES = 48 << 20, 24  # after the warm-up; hostile clients come and go at any moment
 
@@ -153,7 +153,7 @@ def test_hostile_clients_harm_nobody() -> None:
         handle = start_local_cluster(1, 2, 1, platform="cpu", policy="share", device_memory=DEVICE_BYTES)
         stack.callback(handle.close)
         address = handle.address
-        honest = [processes.Child("benchmarks.tenants.client") for _ in WEIGHTS]
+        honest = [processes.Child("benchmarks.tenants.client:Client") for _ in WEIGHTS]
         for child in honest:
             stack.callback(child.kill)
         for requests in (

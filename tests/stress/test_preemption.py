@@ -85,7 +85,7 @@ def test_a_training_is_preempted_and_goes_on() -> None:
         slice_ = pw.make_virtual_device_set(cluster).add_slice(shape=(2,), axis_names=("x",))
         undisturbed, _ = train(slice_, {})
 
-        urgent = processes.Child("benchmarks.tenants.client")
+        urgent = processes.Child("benchmarks.tenants.client:Client")
         stack.callback(urgent.kill)
         urgent.ask("start", cluster.address, "urgent", 1.0, 5, timeout=60)
         urgent.ask("load", (FLOOD_US,), timeout=60)

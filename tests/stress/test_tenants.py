@@ -10,7 +10,7 @@ charged.
   SUSP-1   a suspended client loses nothing, and has its part when it is back
 
 The default is a sample: three of the seven, for 2 s, with a tolerance for a machine that is busy with other tests.
-PATHWAYS_TENANTS_SECONDS plays all, each part for so long, with less tolerance; `pathways bench tenants` measures.
+PATHWAYS_TENANTS_SECONDS plays all, each part for so long, with less tolerance; `python -m benchmarks.tenants` measures.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Crew:
             self.dismiss(name)
         new = [name for name in WEIGHTS if name not in self.clients]
         for name in new:
-            self.clients[name] = processes.Child("benchmarks.tenants.client")
+            self.clients[name] = processes.Child("benchmarks.tenants.client:Client")
         for request in (lambda name: ("start", self.address, name, WEIGHTS[name]), lambda name: ("load", LENGTHS_US)):
             for name in new:
                 self.clients[name].send(*request(name))

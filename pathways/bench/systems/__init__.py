@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 
 from pathways.bench.systems.base import System
 
@@ -11,26 +12,20 @@ SYSTEMS = {
     "pathways": "pathways.bench.systems.pathways_cluster:PathwaysCluster",
     "pathways-embedded": "pathways.bench.systems.pathways_cluster:PathwaysEmbedded",
     "jax": "pathways.bench.systems.jax_processes:JaxProcesses",
-    "ray": "benchmarks.rivals.ray_actors:RayActors",
-    "ray-graph": "benchmarks.rivals.ray_graph:RayGraph",
 }
+"""``module:Class`` of each, for `processes.Child`."""
 
 
-def load(name: str) -> type[System]:
+def load(name: str, known: Mapping[str, str] = SYSTEMS) -> type[System]:
     """The class of a system. Raises ValueError for an unknown name."""
-    if name not in SYSTEMS:
-        raise ValueError(f"unknown system {name!r}: expected one of {', '.join(SYSTEMS)}")
-    module, _, attribute = SYSTEMS[name].partition(":")
+    if name not in known:
+        raise ValueError(f"unknown system {name!r}: expected one of {', '.join(known)}")
+    module, _, attribute = known[name].partition(":")
     found: type[System] = getattr(importlib.import_module(module), attribute)
     return found
 
 
-def missing(name: str) -> str | None:
+def missing(system: type[System]) -> str | None:
     """None when the system can run here, else what to install."""
-    absent = [package for package in load(name).packages if importlib.util.find_spec(package) is None]
-    return f"{name} is not measured: install it with  pip install {' '.join(absent)}" if absent else None
-
-
-def fits(name: str, hosts: int) -> bool:
-    """Whether the system can have this many hosts at all."""
-    return hosts <= load(name).max_hosts
+    absent = [package for package in system.packages if importlib.util.find_spec(package) is None]
+    return f"{system.name} is not measured: install it with  pip install {' '.join(absent)}" if absent else None

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pathways.bench import processes
 from pathways.bench.workloads import Workload
@@ -30,22 +30,45 @@ class Run:
     value: float
 
 
+def pipelined(function: Callable[[Any], Any], value: Any, calls: int, window: int = WINDOW) -> Any:
+    """The value after so many calls in a row, awaited; that of half a window ago is awaited, too, which bounds what is
+    in flight."""
+    marker, half = value, window // 2
+    for block in range(0, calls, half):
+        for _ in range(min(half, calls - block)):
+            value = function(value)
+        marker.block_until_ready()
+        marker = value
+    value.block_until_ready()
+    return value
+
+
+def awaited(call: Callable[[], Any], n: int) -> list[int]:
+    """Nanoseconds of each of `n` calls, which wait themselves."""
+    taken = []
+    for _ in range(n):
+        begin = time.perf_counter_ns()
+        call()
+        taken.append(time.perf_counter_ns() - begin)
+    return taken
+
+
 class Stopwatch:
     """Wall and CPU seconds of a stretch, as `with system.stopwatch() as watch`; several stretches add up."""
 
-    def __init__(self, cpu_seconds: Callable[[], float]):
-        self._clock = cpu_seconds
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
+    seconds = cpu_seconds = 0.0
+
+    def _clocks(self) -> tuple[float, float]:
+        return time.perf_counter(), processes.cpu_seconds(processes.tree(os.getpid()))
 
     def __enter__(self) -> Stopwatch:
-        self._cpu_begin = self._clock()
-        self._begin = time.perf_counter()
+        self._begin = self._clocks()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._begin
-        self.cpu_seconds += self._clock() - self._cpu_begin
+        wall, cpu = self._clocks()
+        self.seconds += wall - self._begin[0]
+        self.cpu_seconds += cpu - self._begin[1]
 
 
 class System(abc.ABC):
@@ -73,10 +96,6 @@ class System(abc.ABC):
     def stop(self) -> None:
         """Ends every process that `start` began."""
 
-    def cpu_seconds(self) -> float:
-        """CPU seconds used so far by all of the system's processes, its client included."""
-        return processes.cpu_seconds(processes.tree(os.getpid()))
-
     def stopwatch(self) -> Stopwatch:
-        """Counts wall time, and CPU time of all of the system's processes."""
-        return Stopwatch(self.cpu_seconds)
+        """Counts wall time, and CPU time of all of the system's processes, its client included."""
+        return Stopwatch()

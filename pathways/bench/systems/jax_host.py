@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.bench.systems.base import WINDOW
+from pathways.bench.systems.base import WINDOW, awaited, pipelined
 from pathways.bench.workloads import AXIS, Workload, computation
 
 _WINDOW_OF_MANY = 16
@@ -29,9 +29,10 @@ def free_address() -> str:
 
 
 class JaxHost:
-    """One JAX process. Construct it before anything else in the process touches JAX's devices."""
+    """One JAX process."""
 
-    def __init__(self, rank: int, hosts: int, devices: int, coordinator: str):
+    def start(self, rank: int, hosts: int, devices: int, coordinator: str) -> None:
+        """Makes it one of so many hosts. Before anything else in the process touches JAX's devices."""
         import jax
 
         jax.config.update("jax_platforms", "cpu")
@@ -49,8 +50,6 @@ class JaxHost:
         self._function: Callable[[Any], Any] | None = None
         self._workload: Workload | None = None
         self._value: Any = None
-        self._marker: Any = None
-        self._enqueued = 0
 
     def load(self, workload: Workload) -> None:
         """Makes `workload` the current one, compiled, with its value at zero."""
@@ -61,7 +60,6 @@ class JaxHost:
         self._function(zeros()).block_until_ready()
         self._value = zeros()
         self._value.block_until_ready()
-        self._marker, self._enqueued = self._value, 0
 
     def _compile(self, workload: Workload) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
         import jax
@@ -74,19 +72,6 @@ class JaxHost:
         zeros = jax.jit(lambda: jnp.zeros(mesh.size, jnp.float32), out_shardings=sharding)
         return function, zeros
 
-    def compute(self) -> None:
-        """Enqueues one computation on the current value; waits first when the window is full."""
-        assert self._function is not None
-        self._value = self._function(self._value)
-        self._enqueued += 1
-        if self._enqueued % (self._window // 2) == 0:
-            self._marker.block_until_ready()
-            self._marker = self._value
-
-    def wait(self) -> None:
-        """Waits for the current value."""
-        self._value.block_until_ready()
-
     def value(self) -> float:
         """The current value as the first local device has it; waits for it."""
         import numpy
@@ -94,17 +79,8 @@ class JaxHost:
         return float(numpy.asarray(self._value.addressable_shards[0].data)[0])
 
     def _pipeline(self, computations: int) -> None:
-        """So many computations in a row; the value of half a window ago is awaited, which bounds the work in flight."""
         assert self._function is not None
-        function, value, marker = self._function, self._value, self._value
-        half = self._window // 2
-        for block in range(0, computations, half):
-            for _ in range(min(half, computations - block)):
-                value = function(value)
-            marker.block_until_ready()
-            marker = value
-        value.block_until_ready()
-        self._value = value
+        self._value = pipelined(self._function, self._value, computations, self._window)
 
     def loop(self, calls: int) -> tuple[int, int]:
         """The pipelined loop over whole calls: (begin, end) in monotonic nanoseconds, the same clock on all hosts."""
@@ -118,9 +94,4 @@ class JaxHost:
         """Nanoseconds of `n` calls, each awaited; a call of Chained is 128 computations, pipelined."""
         assert self._workload is not None
         computations = self._workload.computations_per_call
-        taken = []
-        for _ in range(n):
-            begin = time.perf_counter_ns()
-            self._pipeline(computations)
-            taken.append(time.perf_counter_ns() - begin)
-        return taken
+        return awaited(lambda: self._pipeline(computations), n)

@@ -10,10 +10,11 @@ from typing import Any
 
 from pathways.bench import processes
 from pathways.bench.systems.base import Run, System
-from pathways.bench.systems.jax_host import JaxHost, free_address
+from pathways.bench.systems.jax_host import free_address
 from pathways.bench.workloads import Workload
 from pathways.process.environment import cpu_threads
 
+_HOST = "pathways.bench.systems.jax_host:JaxHost"
 _PATIENCE = 300.0  # the harness's own watchdog is shorter
 
 
@@ -30,7 +31,9 @@ class JaxProcesses(System):
         """See `System`."""
         # With XLA's default this rival deadlocks on hosts of two devices; it gets the threads that our hosts have.
         threads = {"NPROC": str(cpu_threads(devices))}
-        self._hosts = [processes.Child(__name__, environment=threads) for _ in range(hosts)]
+        self._hosts = [
+            processes.Child("pathways.bench.systems.jax_host:JaxHost", environment=threads) for _ in range(hosts)
+        ]
         coordinator = free_address()
         for rank, host in enumerate(self._hosts):
             host.send("start", rank, hosts, devices, coordinator)
@@ -61,22 +64,3 @@ class JaxProcesses(System):
         """See `System`."""
         for host in self._hosts:
             host.kill()  # jax.distributed's own shutdown waits for its peers; there is nothing to save
-
-
-def main() -> None:
-    """One host process."""
-    host: JaxHost | None = None
-
-    def answer(verb: str, *arguments: Any) -> Any:
-        nonlocal host
-        if verb == "start":
-            host = JaxHost(*arguments)
-        elif verb != "stop":
-            return getattr(host, verb)(*arguments)
-        return None
-
-    processes.serve(answer)
-
-
-if __name__ == "__main__":
-    main()

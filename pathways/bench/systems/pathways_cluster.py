@@ -7,11 +7,10 @@ run waits for the last value.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.bench.systems.base import WINDOW, Run, System
+from pathways.bench.systems.base import Run, System, awaited, pipelined
 from pathways.bench.workloads import AXIS, CHAIN, Kind, Workload, computation
 
 
@@ -75,28 +74,15 @@ class PathwaysCluster(System):
 
         function, value = self._load(workload)
         calls = workload.calls(steps)
-        half = WINDOW // 2
-        marker = value
         with self.stopwatch() as watch:
-            for block in range(0, calls, half):
-                for _ in range(min(half, calls - block)):
-                    value = function(value)
-                marker.block_until_ready()  # the value of half a window ago: bounds the work in flight
-                marker = value
-            value.block_until_ready()
+            value = pipelined(function, value, calls)
         held = float(numpy.min(numpy.asarray(value)))
         return Run(calls * workload.steps_per_call, watch.seconds, watch.cpu_seconds, held)
 
     def latency(self, workload: Workload, n: int) -> list[int]:
         """See `System`."""
         function, value = self._load(workload)
-        taken = []
-        for _ in range(n):
-            begin = time.perf_counter_ns()
-            value = function(value)
-            value.block_until_ready()
-            taken.append(time.perf_counter_ns() - begin)
-        return taken
+        return awaited(lambda: function(value).block_until_ready(), n)
 
     def stop(self) -> None:
         """See `System`."""

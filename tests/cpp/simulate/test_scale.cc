@@ -1,5 +1,5 @@
-// The measurement of the control path, and the sizes that must not grow with the cluster. No times: see `pathways bench
-// scale` for those.
+// The measurement of the control path, and the sizes that must not grow with the cluster. No times: see
+// benchmarks/scale for those.
 //
 //   COST-1  Sizes.DoNotGrow: bytes per buffer
 //   COST-2  Sizes.DoNotGrow: nodes and bytes of a plan, bytes of a run on a host and in the controller

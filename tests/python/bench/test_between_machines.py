@@ -1,4 +1,4 @@
-"""`pathways bench transfer|dispatch --machines 2`: arguments, tables, goals and bare connections.
+"""`python -m benchmarks.machines.transfer` and `.dispatch`: arguments, tables, goals and bare connections.
 
 A real run, which starts three clusters, is in `tests/stress/test_bench_machines_run.py`.
 """
@@ -11,43 +11,36 @@ from typing import Any
 import click.testing
 import pytest
 
-from benchmarks.machines import dispatch as far_dispatch
-from benchmarks.machines import systems as far_systems
-from benchmarks.machines import transfer as far_transfer
+from benchmarks.machines import dispatch, systems, transfer
 from benchmarks.machines.dispatch import Samples
 from benchmarks.rivals import bare
 from pathways.bench import cli, processes
 
-MIB64 = 64 << 20
-
-
-def bench(*arguments: str) -> click.testing.Result:
-    return click.testing.CliRunner().invoke(cli.bench, arguments)
+KIB64M = 64 << 10
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("command", "arguments", "why"),
     [
-        (("transfer", "--machines", "3"), "transfers are measured between 2 machines"),
-        (("transfer", "--machines", "2", "--rivals", "scp"), "unknown rival 'scp': expected some of tls, tcp"),
-        (("transfer", "--machines", "2", "--rivals", "memcpy"), "unknown rival 'memcpy'"),
-        (("transfer", "--rivals", "tls"), "unknown rival 'tls': expected some of memcpy"),
-        (("dispatch", "--machines", "1"), "expected at least 2"),
-        (("dispatch", "--machines", "2", "--rivals", "jax"), "unknown rival 'jax'"),
-        (("dispatch", "--machines", "two"), "not a valid integer"),
+        (transfer.command, ("--rivals", "scp"), "unknown rival 'scp': expected some of tls, tcp"),
+        (transfer.command, ("--rivals", "memcpy"), "unknown rival 'memcpy'"),
+        (cli.bench, ("transfer", "--rivals", "tls"), "unknown rival 'tls': expected some of memcpy"),
+        (dispatch.command, ("--machines", "1"), "1 is not in the range x>=2"),
+        (dispatch.command, ("--rivals", "jax"), "unknown rival 'jax'"),
+        (dispatch.command, ("--machines", "two"), "not a valid integer"),
     ],
 )
-def test_arguments(arguments: tuple[str, ...], why: str) -> None:
-    result = bench(*arguments)
+def test_arguments(command: click.Command, arguments: tuple[str, ...], why: str) -> None:
+    result = click.testing.CliRunner().invoke(command, arguments)
     assert result.exit_code == 2
     assert why in " ".join(result.output.split())
 
 
 def test_systems_of_rivals() -> None:
     ours = ["one machine", "machines tls", "machines tcp"]
-    assert far_transfer.systems_of([]) == ours
-    assert far_transfer.systems_of(["tcp", "grpc"]) == [*ours, "tcp 1", "tcp 2", "tcp 3", "tcp 4", "grpc 1"]
-    assert set(far_transfer.systems_of(far_transfer.RIVALS)) == set(far_systems.TRANSFERS)
+    assert transfer.systems_of([]) == ours
+    assert transfer.systems_of(["tcp", "grpc"]) == [*ours, "tcp 1", "tcp 2", "tcp 3", "tcp 4", "grpc 1"]
+    assert set(transfer.systems_of(transfer.RIVALS)) == set(systems.TRANSFERS)
 
 
 def test_transfers_are_compared_with_the_best_of_the_streams() -> None:
@@ -55,20 +48,20 @@ def test_transfers_are_compared_with_the_best_of_the_streams() -> None:
         return [{"one": 2 * each, "many": each} for each in many]
 
     samples = {
-        (MIB64, "one machine"): repeats(0.01, 0.01, 0.01),
-        (MIB64, "machines tls"): repeats(0.04, 0.08, 0.05),
-        (MIB64, "machines tcp"): repeats(0.05, 0.05, 0.05),
-        (MIB64, "tls 1"): repeats(0.036, 0.060, 0.045),  # 0.9, 0.75, 0.9 of ours
-        (MIB64, "tls 2"): repeats(0.01, 0.20, 0.20),
-        (MIB64, "tcp 1"): repeats(0.03, 0.03, 0.03),
-        (MIB64, "jax_transfer"): repeats(0.06, 0.06),  # one repeat is missing: not compared
+        "one machine": repeats(0.01, 0.01, 0.01),
+        "machines tls": repeats(0.04, 0.08, 0.05),
+        "machines tcp": repeats(0.05, 0.05, 0.05),
+        "tls 1": repeats(0.036, 0.060, 0.045),  # 0.9, 0.75, 0.9 of ours
+        "tls 2": repeats(0.01, 0.20, 0.20),
+        "tcp 1": repeats(0.03, 0.03, 0.03),
+        "jax_transfer": repeats(0.06, 0.06),  # one repeat is missing: not compared
     }
-    report = far_transfer.make(samples, ["a note"])
+    report = transfer.make({KIB64M: samples}, ["a note"])
     rows = {row["system"]: row for row in report.data["rows"]}
     assert rows["tls 1"]["machines tls over it"] == pytest.approx(0.9)
     assert rows["tls 1"]["machines tcp over it"] == pytest.approx(0.9)
     assert rows["machines tls"]["machines tls over it"] is None
-    assert rows["machines tls"]["GB/s"] == pytest.approx(MIB64 / 0.05 / 1e9)
+    assert rows["machines tls"]["GB/s"] == pytest.approx((KIB64M << 10) / 0.05 / 1e9)
     assert rows["machines tls"]["one, us"] == pytest.approx(100_000)
     assert rows["jax_transfer"]["machines tls over it"] is None
     goals = {row["goal"]: (row["rival"], row["value"], row["reached"]) for row in report.data["goals"]}
@@ -93,7 +86,7 @@ def test_calls_are_compared_repeat_by_repeat() -> None:
         {"one machine": [5e-6, 4e-6], "machines tls": [1e-5, 5e-6]},
         (90, 112),
     )
-    report = far_dispatch.make(samples, [])
+    report = dispatch.make(samples, [])
     rows = {row["system"]: row for row in report.data["round_trips"]}
     assert (rows["machines tls"]["p50, us"], rows["machines tls"]["added, us"]) == (77.5, (70 + 63) / 2)
     assert rows["tls"]["added, us"] is rows["one machine"]["added, us"] is None
@@ -123,7 +116,9 @@ def test_bare_streams_carry_whole_messages(kind: str, nbytes: int, back: int, st
 
 def test_a_system_that_does_not_start_is_a_note() -> None:
     notes: list[str] = []
-    with processes.orphans_come_home(), far_systems.started("call", ["tcp", "nobody"], 2, notes) as children:
-        assert list(children) == ["tcp"]
+    names = ["tcp", "nobody"]
+    with processes.orphans_come_home(), systems.turns_of({**systems.CALLS, "nobody": ("nowhere:Nobody",)}) as turns:
+        turns.start_all(names, 2, notes=notes)
+        assert [name for name in names if name in turns] == ["tcp"]
     (note,) = notes
-    assert note.startswith("nobody is not measured: ")
+    assert note.startswith("nobody is not measured: ") and "No module named 'nowhere'" in note

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click.testing
 import pytest
 
-from pathways.bench import cli, dispatch, dispatch_report, processes, systems
+from benchmarks import dispatch as all_rivals
+from pathways.bench import cli, dispatch, processes, systems
 from pathways.bench.systems.base import Run
+from pathways.bench.systems.pathways_cluster import PathwaysEmbedded
+from pathways.bench.turns import Conversation
 from pathways.bench.workloads import Kind, Workload, workloads
 
 ADD = Workload(Kind.OP_BY_OP, False)
@@ -49,35 +54,30 @@ class FakeSystem:
     def end(self) -> None:
         assert self.awake
         self.log.append((self.name, "end"))
+        self.awake = False
 
     def kill(self) -> None:
         self.awake = False
         self.log.append((self.name, "kill"))
 
 
-def settings(**changes: Any) -> dispatch.Settings:
-    defaults: dict[str, Any] = {
-        "systems": ["pathways", "jax"],
-        "workloads": [ADD],
-        "shapes": [(2, 1)],
-        "repeats": 3,
-        "seconds": 1.0,
-        "settle": 0.0,
-    }
-    return dispatch.Settings(**{**defaults, **changes})
+def measure(open_system: Callable[[str], Conversation], **changes: Any) -> Iterator[list[dispatch.Cell]]:
+    defaults: dict[str, Any] = {"names": ["pathways", "jax"], "loads": [ADD], "shapes": [(2, 1)]}
+    timing: dict[str, Any] = {"repeats": 3, "seconds": 1.0, "settle": 0.0}
+    return dispatch.measure(**{**defaults, **timing, **changes}, open_system=open_system)
 
 
 def run_fake(log: list[tuple[str, str]], fails_on: Workload | None = None, **changes: Any) -> list[dispatch.Cell]:
     opened: list[FakeSystem] = []
 
-    def open_system(name: str) -> dispatch.Conversation:
+    def open_system(name: str) -> Conversation:
         broken = fails_on if name == "jax" else None
         system = FakeSystem(name, log, rate=2000.0 if name == "pathways" else 1000.0, fails_on=broken)
         system.others = [other for other in opened if other.name != name]
         opened.append(system)
         return system
 
-    return [cell for cells in dispatch.measure(settings(**changes), open_system) for cell in cells]
+    return [cell for cells in measure(open_system, **changes) for cell in cells]
 
 
 def test_systems_take_turns() -> None:
@@ -108,14 +108,14 @@ def test_step_count_adapts_to_the_rate() -> None:
                 steps.append(request[2])
             return super().ask(*request, timeout=timeout)
 
-    list(dispatch.measure(settings(systems=["jax"], seconds=2.0), lambda name: Counting(name, [], 1000.0)))
+    list(measure(lambda name: Counting(name, [], 1000.0), names=["jax"], seconds=2.0))
     assert steps[0] == 4
     assert steps[-3:] == [2000] * 3
 
 
 def test_a_failure_is_said_in_its_row_and_the_round_goes_on() -> None:
     log: list[tuple[str, str]] = []
-    cells = run_fake(log, fails_on=ADD, workloads=[ADD, CHAINED])
+    cells = run_fake(log, fails_on=ADD, loads=[ADD, CHAINED])
     by_name = {(cell.system, cell.workload.kind): cell.row() for cell in cells}
     assert by_name["jax", Kind.OP_BY_OP]["error"] == "jax broke"
     assert by_name["jax", Kind.OP_BY_OP]["per_second"] is None
@@ -133,7 +133,7 @@ def test_a_system_that_keeps_failing_is_given_up() -> None:
             self.log.append((self.name, request[0]))
             raise processes.ChildError("no start")
 
-    found = dispatch.measure(settings(systems=["jax"], workloads=workloads()), lambda name: Dead(name, log, 1.0))
+    found = measure(lambda name: Dead(name, log, 1.0), names=["jax"], loads=workloads())
     errors = [cell.error for cells in found for cell in cells]
     assert log.count(("jax", "start")) == 2
     assert errors[:2] == ["no start"] * 2
@@ -142,15 +142,15 @@ def test_a_system_that_keeps_failing_is_given_up() -> None:
 
 def test_stopping_early_kills_everybody() -> None:
     log: list[tuple[str, str]] = []
-    run = dispatch.measure(settings(workloads=workloads()), lambda name: FakeSystem(name, log, 1000.0))
+    run = measure(lambda name: FakeSystem(name, log, 1000.0), loads=workloads())
     next(run)
     run.close()  # type: ignore[attr-defined]
     assert log[-2:] == [("pathways", "kill"), ("jax", "kill")]
 
 
 def test_report_has_goals_errors_and_samples() -> None:
-    cells = run_fake([], fails_on=CHAINED, workloads=[Workload(Kind.CHAINED, False), CHAINED])
-    report = dispatch_report.make(cells, ["a note"])
+    cells = run_fake([], fails_on=CHAINED, loads=[Workload(Kind.CHAINED, False), CHAINED])
+    report = dispatch.make(cells, ["a note"])
     data = json.loads(report.as_json())
     assert [(goal["rival"], goal["reached"]) for goal in data["goals"]] == [("jax", True)]
     assert len(data["rows"][0]["samples_per_second"]) == 3
@@ -162,8 +162,21 @@ def test_report_has_goals_errors_and_samples() -> None:
 
 def test_missing_packages_are_said_with_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: None if name == "ray" else object())
-    assert systems.missing("jax") is None
-    assert "pip install ray" in str(systems.missing("ray-graph"))
+    assert systems.missing(systems.load("jax")) is None
+    graph = systems.load("ray-graph", all_rivals.RAY)
+    assert "pip install ray" in str(systems.missing(graph))
+
+
+def test_a_value_that_lost_a_step_is_an_error_in_its_row() -> None:
+    class Lossy(FakeSystem):
+        def ask(self, *request: Any, timeout: float) -> Any:
+            answer = super().ask(*request, timeout=timeout)
+            return dataclasses.replace(answer, value=answer.value - 1) if isinstance(answer, Run) else answer
+
+    log: list[tuple[str, str]] = []
+    ((cell,),) = measure(lambda name: Lossy(name, log, 1000.0), names=["jax"])
+    assert "after 4 steps expected 4, got 3" in str(cell.error)
+    assert log[-1] == ("jax", "kill")
 
 
 def test_unknown_names_are_refused() -> None:
@@ -172,6 +185,7 @@ def test_unknown_names_are_refused() -> None:
     runner = click.testing.CliRunner()
     for arguments, text in (
         (["--rivals", "tf"], "unknown system 'tf'"),
+        (["--rivals", "ray"], "unknown system 'ray'"),
         (["--workloads", "Nothing"], "unknown workload 'Nothing'"),
         (["--hosts", "1,zero"], "expected positive integers"),
     ):
@@ -181,29 +195,36 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_embedded_is_one_host() -> None:
-    assert systems.fits("pathways-embedded", 1)
-    assert not systems.fits("pathways-embedded", 2)
+    assert PathwaysEmbedded.max_hosts == 1
+    shapes = [(1, 1), (2, 1)]
+    cells = run_fake([], shapes=shapes, most_hosts={"pathways": 1})
+    assert [(cell.system, cell.hosts) for cell in cells] == [("pathways", 1), ("jax", 1), ("jax", 2)]
 
 
 CHILD = """
-import os, subprocess, sys, time
-from pathways.bench import processes
+import os, subprocess, time
 
-def handler(verb, *arguments):
-    if verb == "spin":
-        end = time.process_time() + arguments[0]
+class Child:
+    def pid(self):
+        return os.getpid()
+
+    def spin(self, seconds):
+        end = time.process_time() + seconds
         while time.process_time() < end:
             pass
-    elif verb == "fail":
+
+    def fail(self):
         raise KeyError("inside")
-    elif verb == "spawn":
+
+    def spawn(self):
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
-    elif verb == "sleep":
+
+    def sleep(self):
         print("last words", flush=True)
         time.sleep(600)
-    return os.getpid()
 
-processes.serve(handler)
+    def stop(self):
+        pass
 """
 
 
@@ -212,7 +233,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "bench_test_child.py").write_text(CHILD)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with processes.orphans_come_home():
-        started = processes.Child("bench_test_child")
+        started = processes.Child("bench_test_child:Child")
         yield started
         started.kill()
 

@@ -1,4 +1,4 @@
-"""`pathways bench mpmd`: its arithmetic, its turns with doubles for clusters, its picture, and a tiny run."""
+"""`python -m benchmarks.mpmd`: its arithmetic, its turns with doubles for clusters, its picture, and a tiny run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import click.testing
 import pytest
 
+from benchmarks.mpmd import __main__ as main
 from benchmarks.mpmd import goals as mpmd_goals
 from benchmarks.mpmd import measuring as mpmd
 from benchmarks.mpmd.client import Group, Step
-from benchmarks.mpmd.goals import Goal, Sample
-from pathways.bench import cli
+from benchmarks.mpmd.goals import Sample
+from pathways.bench import goals
+from pathways.bench.turns import Turns
 
 SLEEP = Step("sleep", 300, 300)
 PIPELINE = Group("pipeline", SLEEP, 8, "1F1B")
@@ -53,19 +55,18 @@ def test_rows_are_medians_of_repeats_and_of_the_shortest() -> None:
         50,
     )
     judged = mpmd_goals.judge([ratio, over])
-    assert [row["result"] for row in judged] == ["met", "met"]
-    assert [row["result"] for row in mpmd_goals.judge([{**ratio, "median": 0.98}, {**over, "median": 1.04}])] == [
-        "missed",
-        "missed",
-    ]
+    assert [row["reached"] for row in judged] == [True, True]
+    missed = mpmd_goals.judge([{**ratio, "median": 0.98}, {**over, "median": 1.04}])
+    assert [row["reached"] for row in missed] == [False, False]
     assert mpmd_goals.judge([{**ratio, "steps": "compute"}]) == []  # the goal speaks of steps that sleep
 
 
 def test_margins() -> None:
-    least, most = Goal("p", "v", "t", 10, True), Goal("p", "v", "t", 30, False)
-    assert (least.margin(5), least.margin(20), least.asked) == (0.5, 2, ">= 10")
-    assert (most.margin(60), most.margin(15), most.asked) == (0.5, 2, "<= 30")
-    assert most.margin(-3) == most.margin(0) == least.margin(1e9) == mpmd_goals.MOST_MARGIN
+    least, most = goals.at_least(10), goals.at_most(30)
+    margin = mpmd_goals.margin
+    assert (margin(least, 5), margin(least, 20), str(least)) == (0.5, 2, ">= 10")
+    assert (margin(most, 60), margin(most, 15), str(most)) == (0.5, 2, "<= 30")
+    assert margin(most, -3) == margin(most, 0) == margin(least, 1e9) == mpmd_goals.MOST_MARGIN
     assert most.is_met(-3) and not most.is_met(31)
 
 
@@ -74,8 +75,8 @@ def test_the_worst_exchange_is_judged() -> None:
     assert [(row["shards"], row["shards per host"]) for row in rows] == [(4, 1), (16, 1), (64, 1), (32, 8)]
     assert rows[0]["limit"] == 24 and rows[0]["of limit"] == 9 / 24
     (goal,) = mpmd_goals.judge([], rows)
-    assert goal["median"] == max(row["of limit"] for row in rows)
-    assert goal["result"] == "met"
+    assert goal["value"] == max(row["of limit"] for row in rows)
+    assert goal["reached"]
 
 
 def test_the_core_counts_records() -> None:
@@ -122,9 +123,8 @@ def test_clusters_and_programs_take_turns(tmp_path: Path) -> None:
     log: list[tuple[str, ...]] = []
     clusters: list[FakeCluster] = []
     told: list[str] = []
-    bench = mpmd.Bench(mpmd.PARTS, lambda: FakeCluster(log, clusters), settle=0.0)
-    samples = mpmd.measure(bench, mpmd.PARTS, mpmd.Settings(repeats=2), told.append)
-    bench.end()
+    with Turns(lambda name: FakeCluster(log, clusters), 0.0) as turns:
+        samples = mpmd.measure(mpmd.Bench(mpmd.PARTS, turns), mpmd.Settings(repeats=2), told.append)
     assert len(samples) == 2 * (len(mpmd.SCHEDULES) + 1 + 3 + 1 + 2 + 2)
     timed = [entry for entry in log if entry[1] == "time"]
     first = "pipeline GPipe sleep 10000 us"
@@ -145,14 +145,16 @@ def test_clusters_and_programs_take_turns(tmp_path: Path) -> None:
     assert data["samples"][0]["group"]["schedule"] == "GPipe"
     parts = {row["part"] for row in data["goals"]}
     assert parts == set(mpmd.PARTS) == {goal.part for goal in mpmd_goals.GOALS}
-    plots = pytest.importorskip("matplotlib") and __import__("benchmarks.mpmd.plot", fromlist=["picture"])
-    plots.picture(report.data["goals"], tmp_path / "goals.png")
+    pytest.importorskip("matplotlib")
+    assert main.picture(report.data, tmp_path / "goals.png")
     assert (tmp_path / "goals.png").stat().st_size > 10_000
+    assert not main.picture({"goals": []}, tmp_path / "none.png")
 
 
 def test_only_the_clusters_of_a_part_are_started() -> None:
     clusters: list[FakeCluster] = []
-    mpmd.Bench(["slice"], lambda: FakeCluster([], clusters), settle=0.0).end()
+    with Turns(lambda name: FakeCluster([], clusters), 0.0) as turns:
+        mpmd.Bench(["slice"], turns)
     assert [cluster.name for cluster in clusters] == ["islands"]
 
 
@@ -164,8 +166,8 @@ def test_a_cluster_that_does_not_start_leaves_none_behind() -> None:
             if request[1:] == (1, 4):
                 raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="no"):
-        mpmd.Bench(["pipeline"], lambda: Broken([], clusters), settle=0.0)
+    with pytest.raises(RuntimeError, match="no"), Turns(lambda name: Broken([], clusters), 0.0) as turns:
+        mpmd.Bench(["pipeline"], turns)
     assert len(clusters) == 2
     assert not any(cluster.awake for cluster in clusters)
 
@@ -179,7 +181,7 @@ def test_a_cluster_that_does_not_start_leaves_none_behind() -> None:
     ],
 )
 def test_command_refuses(arguments: list[str], text: str) -> None:
-    result = click.testing.CliRunner().invoke(cli.bench, ["mpmd", *arguments])
+    result = click.testing.CliRunner().invoke(main.command, arguments)
     assert result.exit_code == 2
     assert text in result.output
 
@@ -187,7 +189,7 @@ def test_command_refuses(arguments: list[str], text: str) -> None:
 @pytest.mark.slow
 def test_tiny_run(tmp_path: Path) -> None:
     options = ["--only", "slice,turns,exchange", "--repeats", "1", "--seconds", "0.05", "--results", str(tmp_path)]
-    result = click.testing.CliRunner().invoke(cli.bench, ["mpmd", *options])
+    result = click.testing.CliRunner().invoke(main.command, options)
     assert result.exit_code == 0, result.output
     (page,) = tmp_path.glob("mpmd-*.md")
     assert "10 iterations in flight over 1" in page.read_text()
@@ -207,7 +209,7 @@ def test_tiny_run(tmp_path: Path) -> None:
 def test_tiny_run_of_a_part(part: str) -> None:
     sizes: dict[str, int] = {"microbatches": 4, "iterations": 4, "rows": 64, "repeats": 1}
     lengths = {"pipeline_us": 500, "hosts_us": 100, "mixture_us": 50}
-    settings = mpmd.Settings(**sizes, **lengths, seconds=0.05, schedules=("ZeroBubbleH1",))
-    report = mpmd.run([part], settings)
+    settings = mpmd.Settings((part,), **sizes, **lengths, seconds=0.05, schedules=("ZeroBubbleH1",))
+    report = mpmd.run(settings)
     assert {row["part"] for row in report.data["goals"]} == {part}
     assert {row["steps"] for row in report.data["rows"]["times"]} >= {"sleep", "compute"}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import instructions
+from benchmarks import instructions, native
 from benchmarks.scale import control_path as scale
-from pathways.bench import goals, google_benchmark, machine, micro, stats, transfer
+from pathways.bench import command, dispatch, machine, micro, stats, transfer
 from pathways.bench.report import Report, Table, number
 from pathways.bench.stats import Spread, Value
 from pathways.bench.workloads import COUNTING_LIMIT, Kind, Workload, check_value, workloads
@@ -82,7 +81,7 @@ def test_check_value_sees_a_lost_step() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, ""), (True, "yes"), (1234567, "1,234,567"), (1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"),
-     (0.0123, "0.0123"), (0.0000123, "1.23e-05"), (0.0, "0.0000"), ("a", "a")],
+     (0.0123, "0.0123"), (0.0000123, "1.23e-05"), (0.0, "0"), (0.9, "0.900"), ("a", "a")],
 )  # fmt: skip
 def test_number(value: Any, text: str) -> None:
     assert number(value) == text
@@ -114,7 +113,9 @@ def test_machine_describes_itself() -> None:
 
 def test_goals_are_judged_on_their_shapes_only() -> None:
     row = {"workload": "Chained", "collective": True, "rival": "jax", "devices": 1, "ratio": 1.5}
-    judged = goals.judge([{**row, "hosts": 2}, {**row, "hosts": 4}, {**row, "hosts": 2, "ratio": 0.99, "devices": 2}])
+    judged = dispatch.judge(
+        [{**row, "hosts": 2}, {**row, "hosts": 4}, {**row, "hosts": 2, "ratio": 0.99, "devices": 2}]
+    )
     assert [(r["hosts"], r["devices"], r["reached"]) for r in judged] == [(2, 1, True), (2, 2, False)]
 
 
@@ -124,13 +125,13 @@ def test_google_benchmark_output() -> None:
         return {"name": name, "run_name": name, "run_type": run_type, "real_time": time, "time_unit": unit, **counters}
 
     output = {"benchmarks": [entry(10, hop_p50_ns=4), entry(0.03, "us"), entry(20), entry(99, run_type="aggregate")]}
-    assert google_benchmark.parse(output) == {"hop/8": Spread(20, 10, 30, 3), "hop/8 hop_p50_ns": Spread(4, 4, 4, 1)}
+    assert native.parse(output) == {"hop/8": Spread(20, 10, 30, 3), "hop/8 hop_p50_ns": Spread(4, 4, 4, 1)}
 
 
 def test_micro_judges_by_name() -> None:
     report = micro.make(
         [
-            Value("future_create_resolve_release", Spread(40, 39, 41, 3), "ns"),
+            Value("call to futures, 1 leaves", Spread(4, 3.9, 4.1, 3), "us"),
             Value("transfer over memcpy", Spread(0.5, 0.4, 0.6, 3), "ratio"),
             Value("something new", Spread(1, 1, 1, 1), "ns"),
         ],
@@ -141,13 +142,14 @@ def test_micro_judges_by_name() -> None:
 
 def test_micro_refuses_unknown_probes() -> None:
     with pytest.raises(ValueError, match="unknown probe 'nothing'"):
-        micro.run(["nothing"], None, 1)
+        micro.run(micro.Settings(only=("nothing",)))
 
 
-def test_micro_says_what_is_missing(tmp_path: Path) -> None:
-    report = micro.run([micro.NATIVE], tmp_path, 1)
-    assert report.data["rows"] == []
-    assert "no C++ benchmark" in report.notes[0]
+def test_native_programs_that_are_not_built(tmp_path: Path) -> None:
+    with pytest.raises(command.NotHere, match=r"bench_\* is not in .*: build it with"):
+        native.run(native.Settings(str(tmp_path)))
+    with pytest.raises(command.NotHere, match="count_control is not in"):
+        instructions.run(instructions.Settings(str(tmp_path)))
 
 
 def fake_point(hosts: int, shards: int) -> scale.Point:
@@ -160,7 +162,7 @@ def fake_policy(policy: str, clients: int, hosts: int, devices: int) -> scale.Po
 
 def test_scale_measures_every_size() -> None:
     assert scale.hosts_to_measure(65536, 4) == [1, 4, 16, 64, 256, 1024, 4096, 16384]
-    report = scale.run(64, 4, repeats=3, simulate=fake_point, simulate_policy=fake_policy)
+    report = scale.run(scale.Settings(64, 4, 3), simulate=fake_point, simulate_policy=fake_policy)
     assert [row["shards"] for row in report.data["rows"]] == [4, 16, 64]
     assert len(report.data["samples"]) == 9
     assert all(row["reached"] for row in report.data["goals"])
@@ -171,17 +173,10 @@ def test_scale_sees_a_client_that_grows() -> None:
     assert [row["reached"] for row in scale.judge(points)] == [False, True, True, True, True]
 
 
-def test_scale_says_what_the_native_side_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = scale.dataclasses.asdict(fake_point(2, 8))
-    native = types.SimpleNamespace(simulate=lambda hosts, shards: {**whole, "hosts": hosts, "shards": shards})
-    monkeypatch.setattr(scale.importlib, "import_module", lambda name: native)
-    assert scale.native_point(2, 8) == fake_point(2, 8)
-    del whole["plan_nodes"]
-    with pytest.raises(scale.NoSimulation, match="without plan_nodes"):
-        scale.native_point(2, 8)
-    del native.simulate
-    with pytest.raises(scale.NoSimulation, match="rebuild"):
-        scale.native_point(2, 8)
+def test_the_core_measures_a_point() -> None:
+    point, policy = scale.native_point(2, 8), scale.native_policy("share", 2, 2, 4)
+    assert (point.hosts, point.shards, policy.shards) == (2, 8, 8)
+    assert point.controller_ns > 0 and policy.controller_ns > 0 and policy.charged > 0
 
 
 def test_transfers_are_compared_repeat_by_repeat_and_judged() -> None:
@@ -213,7 +208,7 @@ def test_transfers_are_compared_repeat_by_repeat_and_judged() -> None:
     }
     assert "a note" in report.as_markdown()
     with pytest.raises(ValueError, match="unknown rival 'scp'"):
-        transfer.run(["scp"], [1], [4096], 1, 0.1)
+        transfer.run(transfer.Settings(rivals=("scp",)))
 
 
 def test_instructions_are_a_difference() -> None:
@@ -223,7 +218,7 @@ def test_instructions_are_a_difference() -> None:
         setup = 10**9 if "100000" in case.args else 5_000
         return setup + turns * (104 if case.args[:2] == ("dispatch", "share") else 100)
 
-    report = instructions.run(count)
+    report = instructions.measure(count)
     assert {row["case"]: row["instructions"] for row in report.data["rows"]}["a run, share"] == 104
     reached = {row["goal"]: (round(row["value"], 4), row["reached"]) for row in report.data["goals"]}
     assert reached["one client: share over fifo"] == (1.04, False)
@@ -234,11 +229,6 @@ def test_what_callgrind_says() -> None:
     assert instructions.collected("==7== Events    : Ir\n==7== Collected : 188408443\n") == 188408443
     with pytest.raises(RuntimeError, match="did not say"):
         instructions.collected("==7== Killed\n")
-
-
-def test_instructions_without_the_program(tmp_path: Path) -> None:
-    with pytest.raises(instructions.NoCounter, match="count_control is not in"):
-        instructions.find_program(tmp_path)
 
 
 def test_policies_of_scale_are_judged() -> None:
