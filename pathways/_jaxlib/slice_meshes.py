@@ -30,7 +30,7 @@ class SliceMesh(AbstractMesh):
     """Made by `slice_mesh`. It is equal to each abstract mesh of the same axes, because code that was written for the
     mesh of one slice (`jax.shard_map(mesh=)`) may run on another. It is hashed as itself, so that JAX's caches seldom
     take it for another. They may: those in C++ also compare keys of different hashes. So the mesh that is set says on
-    which slice a call runs, and not the mesh in what was traced.
+    which slice a call runs, and not the mesh in what was traced: neither that of a call, nor that of an equation.
     """
 
     slice_name: str
@@ -122,6 +122,16 @@ def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]],
             return list(run(mesh.slice_name, params["jaxpr"], params, args)), None, None, []
         return plain_call(*args, **params)
 
+    enter = core.JaxprEqnContextManager.__enter__
+
+    def enter_equation(self: Any) -> None:
+        """The mesh under which an equation was traced is set while it is evaluated, as in a gradient."""
+        enter(self)
+        set_before = self.prev_abstract_mesh
+        if isinstance(set_before, SliceMesh) and set_before == self.context.cur_abstract_mesh:
+            abstract_mesh_setting.set_local(set_before)
+
+    core.JaxprEqnContextManager.__enter__ = enter_equation
     pjit._pjit_call_impl_python = call
     jax.set_mesh = sharding_impls.set_mesh = jax.sharding.set_mesh = set_mesh
     pjit.get_ctx_mesh = context

@@ -81,6 +81,7 @@ def test_each_of_many_equal_slices_gets_what_runs_under_its_mesh(add: Callable[.
             _is_on(jnp.sum(X), one, P(), X.sum())
             _is_on(transposed(X), one, P(None, "x"), X + 1)
             _is_on(jax.jit(summed)(X), one, P(), X[:2] + X[2:])
+            _is_on(jax.grad(lambda v: jnp.sum(v**2))(X), one, P(), 2 * X)
 
 
 @pytest.mark.parametrize("under", [*BLOCKS.values(), _statement], ids=[*BLOCKS, "statement"])
