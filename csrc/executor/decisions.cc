@@ -6,34 +6,12 @@
 #include "base/check.h"
 
 namespace pathways {
-namespace {
-
-bool contains(std::span<const uint32_t> hosts, uint32_t host) {
-  return std::find(hosts.begin(), hosts.end(), host) != hosts.end();
-}
-
-}  // namespace
 
 void Decisions::begin(uint32_t slot) {
   Run& run = runs_[slot];
   const Branches& branches = run.plan->plan.branches();
   if (branches.empty()) return;
-  undecided_.emplace(run.order, Undecided{slot, static_cast<uint32_t>(branches.choices().size()), {}});
-  if (const auto early = early_.find(run.order); early != early_.end()) {
-    const std::vector<Early> told = std::move(early->second);
-    early_.erase(early);
-    early_count_ -= told.size();
-    for (const Early& each : told) {
-      if (take(slot, each.number, each.host, {each.outcome, each.taken, each.text}) == Status::kOk) continue;
-      const uint32_t choice = branches.find(each.number);  // nobody will say it better
-      if (choice == kNoPredicate || branches.choice(choice).source != each.host) continue;
-      if (run.choices[choice].is_decided()) continue;
-      decide(slot, choice, 0, errors_.add("host " + std::to_string(each.host) + " told of a branch that is not there"));
-    }
-  }
-  for (const auto& [host, text] : lost_peers_) {
-    miss(run.order, std::span(&host, 1), errors_.add(text));
-  }
+  undecided_.emplace(run.order, Undecided{slot, static_cast<uint32_t>(branches.choices().size())});
 }
 
 void Decisions::value_there(uint32_t slot, uint32_t value, Value ref, uint64_t devices) {
@@ -80,7 +58,7 @@ void Decisions::decide(uint32_t slot, uint32_t index, uint32_t taken, uint32_t e
   state.error = error;
   const auto at = undecided_.find(run.order);
   PW_CHECK(at != undecided_.end() && at->second.slot == slot);
-  tell(run, branches.choice(index), state, at->second.dead);
+  tell(run, branches.choice(index), state);
   if (--at->second.choices == 0) undecided_.erase(at);
   for (const uint32_t select : branches.selects_of(index)) {
     queues_.satisfy({slot, select});
@@ -92,13 +70,12 @@ void Decisions::decide(uint32_t slot, uint32_t index, uint32_t taken, uint32_t e
   flow_.close_step(slot);
 }
 
-void Decisions::tell(const Run& run, const ChoiceRecord& choice, const ChoiceState& state,
-                     std::span<const uint32_t> dead) {
+void Decisions::tell(const Run& run, const ChoiceRecord& choice, const ChoiceState& state) {
   Decision decision{Outcome::kDone, state.taken, {}};
   if (state.error != 0) decision = {Outcome::kFailed, 0, errors_.text(state.error)};
   if (state.error == kDead) decision = {Outcome::kDead, 0, {}};
   for (const uint32_t host : run.plan->plan.told(choice)) {
-    if (!contains(dead, host)) link_.decided(host, run.order, choice.number, decision);
+    if (!peers_.is_dead(host, run.order)) link_.decided(host, run.order, choice.number, decision);
   }
 }
 
@@ -177,20 +154,9 @@ bool Decisions::awaits_peers(uint64_t order) const {
 // ---------------------------------------------------------------------------------------------------------- peers
 
 Status Decisions::on_decision(uint64_t order, uint32_t number, uint32_t host, const Decision& decision) {
-  if (std::find(refused_.begin(), refused_.end(), order) != refused_.end()) return Status::kOk;
   const auto at = undecided_.find(order);
-  if (at != undecided_.end()) {
-    const Status status = take(at->second.slot, number, host, decision);
-    if (status == Status::kOk) dispatcher_.drain();
-    return status;
-  }
-  if (early_count_ == kMostEarly) return Status::kInvalid;
-  ++early_count_;
-  early_[order].push_back({number, host, decision.taken, decision.outcome, std::string(decision.text)});
-  return Status::kOk;
-}
-
-Status Decisions::take(uint32_t slot, uint32_t number, uint32_t host, const Decision& decision) {
+  if (at == undecided_.end()) return Status::kOk;  // a run that this host refused, or whose owner it has missed
+  const uint32_t slot = at->second.slot;
   const Run& run = runs_[slot];
   const Branches& branches = run.plan->plan.branches();
   const uint32_t index = branches.find(number);
@@ -213,67 +179,24 @@ Status Decisions::take(uint32_t slot, uint32_t number, uint32_t host, const Deci
   return Status::kInvalid;
 }
 
-void Decisions::refuse_run(uint64_t order, const Plan* plan, const std::string& why) {
-  if (const auto early = early_.find(order); early != early_.end()) {
-    early_count_ -= early->second.size();
-    early_.erase(early);
-  }
-  refused_.push_back(order);
-  if (refused_.size() > kRefusedKept) refused_.pop_front();
-  if (plan == nullptr) return;
-  for (const ChoiceRecord& choice : plan->branches().choices()) {
-    for (const uint32_t host : plan->told(choice)) {
+void Decisions::refuse(uint64_t order, const Plan& plan, const std::string& why) {
+  for (const ChoiceRecord& choice : plan.branches().choices()) {
+    for (const uint32_t host : plan.told(choice)) {
       link_.decided(host, order, choice.number, {Outcome::kFailed, 0, why});
     }
   }
 }
 
-/// The choices of a run of which some of these hosts would have told fail with `error`.
-void Decisions::miss(uint64_t order, std::span<const uint32_t> hosts, uint32_t error) {
-  const auto at = undecided_.find(order);
-  if (at == undecided_.end()) return;
-  const uint32_t slot = at->second.slot;
+void Decisions::miss(uint32_t slot, const Lost& lost) {
   Run& run = runs_[slot];
-  ++run.open;  // one is for this function
   const auto choices = run.plan->plan.branches().choices();
   for (uint32_t i = 0; i < choices.size(); ++i) {
-    if (!run.choices[i].is_decided() && choices[i].source != host_ && contains(hosts, choices[i].source)) {
-      decide(slot, i, 0, error);
-    }
+    if (run.choices[i].is_decided() || choices[i].source != lost.host || lost.host == host_) continue;
+    decide(slot, i, 0, errors_.add(lost.text));
   }
-  flow_.close_step(slot);
 }
 
-void Decisions::lose_peer(uint32_t host, std::string_view text) {
-  if (!lost_peers_.emplace(host, text).second || undecided_.empty()) return;
-  const uint32_t error = errors_.add(std::string(text));
-  std::vector<uint64_t> orders;
-  for (const auto& [order, undecided] : undecided_) orders.push_back(order);
-  for (const uint64_t order : orders) miss(order, std::span(&host, 1), error);
-}
-
-void Decisions::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
-  for (const uint32_t host : hosts) lost_peers_.erase(host);  // later runs use its successor
-  for (auto at = early_.begin(); at != early_.end();) {       // of refused runs: all others have come
-    early_count_ -= std::erase_if(at->second, [&](const Early& each) { return contains(hosts, each.host); });
-    at = at->second.empty() ? early_.erase(at) : std::next(at);
-  }
-  if (undecided_.empty()) return;
-  const uint32_t error = errors_.add(std::string(text));
-  std::vector<uint64_t> orders;
-  for (auto& [order, undecided] : undecided_) {
-    orders.push_back(order);
-    undecided.dead.insert(undecided.dead.end(), hosts.begin(), hosts.end());
-  }
-  for (const uint64_t order : orders) miss(order, hosts, error);
-}
-
-void Decisions::clear() {
-  undecided_.clear();
-  early_.clear();
-  early_count_ = 0;
-  refused_.clear();
-}
+void Decisions::clear() { undecided_.clear(); }
 
 void Decisions::validate() const {
   for (const auto& [order, undecided] : undecided_) {

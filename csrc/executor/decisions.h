@@ -17,7 +17,7 @@
 ///           for something earlier in the order, so no cycle of waits can form.
 ///   ERR-2   a choice of which a lost host would have told fails with the failure reason, here and at all hosts that
 ///           this host tells. The host takes in what the lost host wrote before (Host::lose_peers), so the first of
-///           the two counts, and only on this host. Hosts that are lost are not told, nor are their successors.
+///           the two counts, and only on this host. Hosts that are dead are not told, nor are their successors (PEER-3).
 ///
 /// A transfer is decided by its sources: they tell its destinations that the value is dead, as they tell of an error
 /// (TransferManager). So a destination returns memory only when no source writes there any more, even if the ends of a
@@ -28,22 +28,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
-#include <span>
 #include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "executor/dataflow.h"
 #include "executor/executor_part.h"
+#include "executor/peer_book.h"
 
 namespace pathways {
 
-class Decisions : private ExecutorPart {
+class Decisions : private ExecutorPart, private PeerWaiter {
  public:
-  Decisions(const ExecutorPart& part, Dataflow& flow) : ExecutorPart(part), flow_(flow) {}
+  Decisions(const ExecutorPart& part, Dataflow& flow, PeerBook& peers)
+      : ExecutorPart(part), flow_(flow), peers_(peers) {
+    peers_.add(*this);
+  }
 
   /// A run begins, and its nodes are prepared. Does nothing for a plan without choices.
   void begin(uint32_t slot);
@@ -58,11 +58,6 @@ class Decisions : private ExecutorPart {
 
   /// `host` tells what was chosen. kInvalid: it has no such part in the run; then nothing was done.
   Status on_decision(uint64_t order, uint32_t number, uint32_t host, const Decision& decision);
-  /// This host refuses a run. `plan`: nullptr if it is not known.
-  void refuse_run(uint64_t order, const Plan* plan, const std::string& why);
-  /// Nothing comes from `host` any more, for present runs and later ones.
-  void lose_peer(uint32_t host, std::string_view text);
-  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
 
   /// Runs with undecided choices.
   size_t count() const { return undecided_.size(); }
@@ -75,32 +70,21 @@ class Decisions : private ExecutorPart {
   void validate() const;
 
  private:
-  static constexpr size_t kRefusedKept = 256;
-  static constexpr size_t kMostEarly = size_t{1} << 16;
   struct Undecided {
     uint32_t slot;
-    uint32_t choices;            ///< that are not decided
-    std::vector<uint32_t> dead;  ///< hosts lost since; neither they nor their successors are told
-  };
-  /// What a peer told of a run that has not come here yet.
-  struct Early {
-    uint32_t number, host, taken;
-    Outcome outcome;
-    std::string text;
+    uint32_t choices;  ///< that are not decided
   };
 
-  Status take(uint32_t slot, uint32_t number, uint32_t host, const Decision& decision);
   void decide(uint32_t slot, uint32_t choice, uint32_t taken, uint32_t error);
-  void tell(const Run& run, const ChoiceRecord& choice, const ChoiceState& state, std::span<const uint32_t> dead);
+  void tell(const Run& run, const ChoiceRecord& choice, const ChoiceState& state);
   void settle_predicate(uint32_t slot, uint32_t predicate);
-  void miss(uint64_t order, std::span<const uint32_t> hosts, uint32_t error);
+  // PeerWaiter
+  void miss(uint32_t slot, const Lost& lost) override;
+  void refuse(uint64_t order, const Plan& plan, const std::string& why) override;
 
   Dataflow& flow_;
+  PeerBook& peers_;
   std::map<uint64_t, Undecided> undecided_;  ///< by order
-  std::unordered_map<uint64_t, std::vector<Early>> early_;
-  size_t early_count_ = 0;
-  std::deque<uint64_t> refused_;  ///< the last runs that this host refused, by order
-  std::unordered_map<uint32_t, std::string> lost_peers_;
   bool is_enqueued_ = false;
 };
 

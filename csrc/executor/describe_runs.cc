@@ -50,11 +50,7 @@ std::string Executor::describe_run(uint32_t slot) const {
 }
 
 std::vector<std::string> Executor::describe_runs(size_t most) const {
-  std::vector<uint32_t> slots;
-  for (uint32_t slot = 0; slot < runs_.size(); ++slot) {
-    if (runs_[slot].plan != nullptr) slots.push_back(slot);
-  }
-  std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return runs_[a].order < runs_[b].order; });
+  std::vector<uint32_t> slots = live_runs();
   if (slots.size() > most) slots.resize(most);
   std::vector<std::string> lines;
   lines.reserve(slots.size());

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct EarlySend {
   uint64_t bytes;  ///< of credit
   State state = State::kUnderWay;
   std::optional<std::vector<uint64_t>> offsets = {};  ///< announced while the send was under way
-  bool is_given_up = false;                           ///< the destination was lost meanwhile
+  std::optional<std::string> given_up = {};           ///< why: the destination was lost meanwhile
 };
 
 class EarlySends {

@@ -33,17 +33,6 @@ void ExchangeManager::prepare(uint64_t exchange, const ExchangeShape& shape, uin
   if (is_mine) part.coordinator = std::make_unique<ExchangeCoordinator>(shape);
   progress_->begin(exchange, is_mine ? static_cast<uint32_t>(hosts.size()) : 0);
   touched_.push_back(exchange);
-  const auto early = early_.find(exchange);
-  if (early == early_.end()) return;
-  const Early reports = std::move(early->second);
-  early_.erase(early);
-  early_count_ -= reports.size();
-  for (const auto& report : reports) {
-    if (on_report(exchange, report.first, report.second) == Status::kOk || !is_mine) continue;
-    if (!shape.has_part(report.first)) continue;
-    report_for(exchange, part, report.first,
-               "pw.exchange: host " + std::to_string(report.first) + " sent a report that is none of this exchange");
-  }
 }
 
 void ExchangeManager::add_source(uint64_t exchange, ShardRouting routing) {
@@ -105,17 +94,7 @@ void ExchangeManager::report_for(uint64_t exchange, Part& part, uint32_t host, s
 
 Status ExchangeManager::on_report(uint64_t exchange, uint32_t from, std::span<const uint64_t> words) {
   Part* part = find(exchange);
-  if (part == nullptr) {
-    if (early_count_ == kMostEarly) return Status::kInvalid;
-    Early& early = early_[exchange];
-    for (const auto& report : early) {
-      if (report.first == from) return Status::kInvalid;
-    }
-    early.emplace_back(from, std::vector<uint64_t>(words.begin(), words.end()));
-    ++early_count_;
-    return Status::kOk;
-  }
-  if (part->coordinator == nullptr || from == host_) return Status::kInvalid;
+  if (part == nullptr || part->coordinator == nullptr || from == host_) return Status::kInvalid;
   try {
     HostReport report = parse_report(words);
     if (report.host != from) return Status::kInvalid;
@@ -225,11 +204,8 @@ void ExchangeManager::fail_writer(Part& part, uint64_t exchange, uint32_t host, 
   mark_written(exchange, part, host, text);
 }
 
-void ExchangeManager::on_host_lost(uint32_t host, std::string_view text, LostPeer state) {
-  for (const auto& entry : parts_) lose(entry.first, host, text, state);
-}
-
-void ExchangeManager::lose(uint64_t exchange, uint32_t host, std::string_view text, LostPeer state) {
+void ExchangeManager::lose(uint64_t exchange, const Lost& lost) {
+  const auto& [host, text, state] = lost;
   Part* at = find(exchange);
   if (at == nullptr || !at->shape.has_part(host)) return;
   Part& part = *at;
@@ -237,7 +213,7 @@ void ExchangeManager::lose(uint64_t exchange, uint32_t host, std::string_view te
   if (has(part.lost, host)) return;
   part.lost.push_back(host);
   touched_.push_back(exchange);
-  if (part.coordinator != nullptr) report_for(exchange, part, host, std::string(text));
+  if (part.coordinator != nullptr) report_for(exchange, part, host, text);
   if (part.is_decided) {
     const HostDecision* decision = part.here.decision().has_value() ? &*part.here.decision() : nullptr;
     if (decision != nullptr && has(decision->writers, host) && !has(part.written, host)) {
@@ -266,17 +242,6 @@ void ExchangeManager::lose_coordinator(uint64_t exchange, Part& part, std::strin
   part.may_be_written = part.has_reported && part.shape.targets.count_on(host_) != 0;
   part.has_reported = true;
   progress_->decided(exchange, static_cast<uint32_t>(part.written.size()));
-}
-
-std::vector<std::pair<uint64_t, uint32_t>> ExchangeManager::forget_reports(uint64_t first, uint64_t end) {
-  std::vector<std::pair<uint64_t, uint32_t>> forgotten;
-  std::erase_if(early_, [&](const auto& entry) {
-    if (entry.first < first || entry.first >= end) return false;
-    for (const auto& report : entry.second) forgotten.emplace_back(entry.first, report.first);
-    early_count_ -= entry.second.size();
-    return true;
-  });
-  return forgotten;
 }
 
 void ExchangeManager::poll() {
@@ -340,8 +305,6 @@ std::string ExchangeManager::describe(uint64_t exchange) const {
 
 void ExchangeManager::clear() {
   parts_.clear();
-  early_.clear();
-  early_count_ = 0;
   touched_.clear();
   progress_.emplace();
 }

@@ -7,8 +7,8 @@
 /// its own are written; the plane hears of the end once. `poll` does what has become possible; the other calls only
 /// keep what happened. RowExchanges uses it.
 ///
-///   EXCH-1  as in exchange/exchange_progress.h. A report that comes before the exchange is prepared here waits, and so
-///           does a `written` that comes before the decision. A decision needs this host's report: it is not early.
+///   EXCH-1  as in exchange/exchange_progress.h. A `written` that comes before the decision waits. What comes before the
+///           exchange is prepared here, the owner keeps (PEER-4).
 ///   EXCH-3  a record that is none of its exchange is refused (kInvalid) and changes nothing.
 ///   EXCH-4  the exchange fails on all hosts or on none, unless a host is lost.
 ///   ORD-2   a report waits for the host's own part, a decision for reports, rows for decisions. Within an exchange
@@ -37,11 +37,9 @@
 #include "exchange/coordinator.h"
 #include "exchange/exchange_progress.h"
 #include "exchange/host_exchange.h"
+#include "executor/peer_book.h"
 
 namespace pathways {
-
-/// Whether a lost peer may still write into memory that was announced to it.
-enum class LostPeer : uint8_t { kAlive, kDead };
 
 /// What exchanges need of the host: records to others, memory, and who hears of the end.
 class ExchangePlane {
@@ -83,13 +81,9 @@ class ExchangeManager {
   Status on_decision(uint64_t exchange, uint32_t from, std::span<const uint64_t> words);
   /// No effect on an exchange that is over: this host failed without a decision, and the writer had one.
   Status on_written(uint64_t exchange, uint32_t from, std::string_view error);
-  /// Nothing comes from the host any more. kDead: all exchanges that it has a part in are prepared here, and nothing is
-  /// sent to it. kAlive: it is told of failures as any other host.
-  void on_host_lost(uint32_t host, std::string_view text, LostPeer state);
-  /// The same for one exchange.
-  void lose(uint64_t exchange, uint32_t host, std::string_view text, LostPeer state);
-  /// Drops the reports for exchanges from `first` to below `end` that are not prepared here. Returns whose they were.
-  std::vector<std::pair<uint64_t, uint32_t>> forget_reports(uint64_t first, uint64_t end);
+  /// Nothing comes from the host any more. kDead: nothing is sent to it either; else it is told of failures as any other
+  /// host. No effect when the exchange is over, or was lost by this host before.
+  void lose(uint64_t exchange, const Lost& lost);
 
   /// Reports, decides, writes, and ends what can.
   void poll();
@@ -100,8 +94,8 @@ class ExchangeManager {
   /// What an exchange under way waits for, for people to read.
   std::string describe(uint64_t exchange) const;
   void clear();
-  /// Exchanges under way, and reports for those to come.
-  size_t count() const { return parts_.size() + early_.size(); }
+  /// Exchanges under way.
+  size_t count() const { return parts_.size(); }
 
  private:
   struct Part {
@@ -119,8 +113,6 @@ class ExchangeManager {
     uint32_t writes_left = 0;
     bool has_reported = false, is_cancelled = false, is_decided = false, has_rows = false, may_be_written = false;
   };
-  static constexpr size_t kMostEarly = size_t{1} << 16;
-  using Early = std::vector<std::pair<uint32_t, std::vector<uint64_t>>>;
 
   Part* find(uint64_t exchange);
   Part* find_open(uint64_t exchange);
@@ -138,10 +130,8 @@ class ExchangeManager {
   ExchangePlane& plane_;
   std::optional<ExchangeProgress> progress_{std::in_place};  ///< always there; clear() makes it anew
   std::unordered_map<uint64_t, std::unique_ptr<Part>> parts_;
-  std::unordered_map<uint64_t, Early> early_;  ///< reports for exchanges that are not prepared here yet
-  size_t early_count_ = 0;                     ///< reports in early_
-  std::vector<uint64_t> touched_;              ///< where something changed since the last poll()
-  std::vector<ExchangeProgress::Over> over_;   ///< scratch of poll()
+  std::vector<uint64_t> touched_;             ///< where something changed since the last poll()
+  std::vector<ExchangeProgress::Over> over_;  ///< scratch of poll()
 };
 
 }  // namespace pathways

@@ -1,5 +1,6 @@
 #include "executor/executor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -26,9 +27,10 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_, clock_, trace_},
       objects_(part_),
       flow_(part_, plans_, objects_),
-      transfers_(part_, memory_, flow_, receives_),
-      rows_(part_, memory_, flow_, receives_),
-      decisions_(part_, flow_),
+      peers_(options.host),
+      decisions_(part_, flow_, peers_),
+      transfers_(part_, memory_, flow_, receives_, peers_),
+      rows_(part_, memory_, flow_, receives_, peers_),
       launcher_(part_, objects_, memory_, flow_, transfers_, rows_, decisions_),
       puts_(part_, objects_, memory_, options.longest_put_wait),
       tasks_(part_, objects_),
@@ -48,6 +50,7 @@ void Executor::clear() {
   rows_.clear();
   receives_.clear();
   decisions_.clear();
+  peers_.clear();
   objects_.clear();
   errors_.forget_launches();
   queues_.clear();
@@ -120,34 +123,70 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
   drain();
 }
 
-void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
-  decisions_.on_hosts_lost(hosts, text);
-  transfers_.on_hosts_lost(hosts, text);
-  rows_.on_hosts_lost(hosts, text);
+// ---------------------------------------------------------------------------------------------------------- peers
+
+Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
+  return drained(peers_.hear(order, host, offsets,
+                             [=, this](auto words) { return transfers_.on_receive_ready(order, node, host, words); }));
+}
+
+Status Executor::on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text) {
+  return drained(transfers_.on_receive_done(order, node, host, outcome, text));
+}
+
+Status Executor::on_exchange_words(ExchangeWords kind, uint64_t order, uint32_t node, uint32_t host,
+                                   std::span<const uint64_t> words) {
+  return drained(
+      peers_.hear(order, host, words, [=, this](auto kept) { return rows_.on_words(kind, order, node, host, kept); }));
+}
+
+Status Executor::on_exchange_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error) {
+  return drained(peers_.hear(order, host, std::span(error), [=, this](auto text) {
+    return rows_.on_written(order, node, host, {text.data(), text.size()});
+  }));
+}
+
+Status Executor::on_decision(uint64_t order, uint32_t choice, uint32_t host, const Decision& decision) {
+  const auto take = [=, this, told = decision](auto text) {
+    return decisions_.on_decision(order, choice, host, {told.outcome, told.taken, {text.data(), text.size()}});
+  };
+  return drained(peers_.hear(order, host, std::span(decision.text), take));
+}
+
+Status Executor::drained(Status status) {
+  if (status == Status::kOk) drain();
+  return status;
+}
+
+void Executor::lose(std::span<const uint32_t> hosts, std::string_view text, LostPeer state) {
+  const std::vector<uint32_t> runs = live_runs();
+  for (const uint32_t slot : runs) ++runs_[slot].open;  // none ends before all have heard of it
+  peers_.lose(hosts, text, state, runs);
+  for (const uint32_t slot : runs) flow_.close_step(slot);
   drain();
 }
 
-void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
-  decisions_.lose_peer(host, text);
-  transfers_.lose_peer(host, text, state);
-  rows_.lose_peer(host, text, state);
-  drain();
+std::vector<uint32_t> Executor::live_runs() const {
+  std::vector<uint32_t> slots;
+  for (uint32_t slot = 0; slot < runs_.size(); ++slot) {
+    if (runs_[slot].plan != nullptr) slots.push_back(slot);
+  }
+  std::ranges::sort(slots, {}, [&](uint32_t slot) { return runs_[slot].order; });
+  return slots;
 }
 
 // ----------------------------------------------------------------------------------------------------------- runs
 
 void Executor::on_run(const RunRecord& record, const uint64_t* handles, int64_t read_ns) {
   ++run_records_;
-  transfers_.run_has_come(record.order);
+  peers_.run_comes(record.order);
   if (const std::string why = unsound(record, handles); !why.empty()) {
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
     const PlanEntry* entry = plans_.find(record.plan);
     if (entry != nullptr) release_donated(record, handles, entry->plan);
-    transfers_.refuse_run(record.order, why);
-    rows_.refuse_run(record.order, entry == nullptr ? nullptr : &entry->plan, why);
-    decisions_.refuse_run(record.order, entry == nullptr ? nullptr : &entry->plan, why);
+    peers_.refuse(record.order, entry == nullptr ? nullptr : &entry->plan, why);
     link_.run_done(record.header.client, record.tag, 0, 1, {}, {});  // it has launched none of its gangs
     return;
   }
@@ -214,7 +253,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles, int64_t
     if (arguments[i] != kNoValue) flow_.bind_argument(slot, arguments[i], Handle{handles[i]});
   }
   release_donated(record, handles, plan);
-  transfers_.miss_lost_peers(slot);
+  peers_.run_is_here(record.order, slot);
   flow_.close_step(slot);
   drain();
 }
@@ -280,6 +319,7 @@ uint32_t Executor::move_on() {
   sent_.clear();
   backend_.take_sent(&sent_);
   for (const Sent& sent : sent_) {
+    peers_.send_ends(sent.destination);
     if (rows_.has(sent.key)) {
       rows_.sent(sent);
     } else {
@@ -356,6 +396,7 @@ void Executor::validate() const {
   queues_.validate();
   tracker_.validate();
   objects_.validate();
+  peers_.validate();
   transfers_.validate();
   rows_.validate();
   decisions_.validate();

@@ -10,6 +10,7 @@
 ///   LaunchQueues             what is ready, in which order, and what must wait (ORD-1, ASY-1, GANG-2, GANG-3)
 ///   Launcher, LaunchMemory   launch calls; what they need of the memory (GANG-1, MEM-1)
 ///   Dataflow                 values and errors go from node to node (ERR-1, MEM-4)
+///   PeerBook                 the peers: who is lost, what was refused, what came before its run (PEER-2..4)
 ///   TransferManager          transfers between hosts (GANG-2, ERR-2)
 ///   RowExchanges             exchanges of rows (GANG-2, ERR-2)
 ///   Decisions                which branches are taken (GANG-1, GANG-2, ERR-2)
@@ -54,6 +55,7 @@
 #include "executor/launch_queues.h"
 #include "executor/launcher.h"
 #include "executor/ledger.h"
+#include "executor/peer_book.h"
 #include "executor/plan_table.h"
 #include "executor/put_queue.h"
 #include "executor/readiness_tracker.h"
@@ -112,27 +114,16 @@ class Executor final : private OutputFinder, private Dispatcher {
   void on_client_gone(uint32_t client);
   /// kInvalid: the peer's record is wrong (the peer has no part in that transfer, or has sent the same before). Then
   /// nothing was done.
-  Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
-    return transfers_.on_receive_ready(order, node, host, offsets);
-  }
-  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text) {
-    return transfers_.on_receive_done(order, node, host, outcome, text);
-  }
+  Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
+  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text);
   Status on_exchange_words(ExchangeWords kind, uint64_t order, uint32_t node, uint32_t host,
-                           std::span<const uint64_t> words) {
-    return rows_.on_words(kind, order, node, host, words);
-  }
-  Status on_exchange_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error) {
-    return rows_.on_written(order, node, host, error);
-  }
-  Status on_decision(uint64_t order, uint32_t choice, uint32_t host, const Decision& decision) {
-    return decisions_.on_decision(order, choice, host, decision);
-  }
+                           std::span<const uint64_t> words);
+  Status on_exchange_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error);
+  Status on_decision(uint64_t order, uint32_t choice, uint32_t host, const Decision& decision);
   /// The executor takes nothing more from peer `host`. Whatever is still missing from the peer fails with `text`, in
   /// present runs and in later ones. The peer is notified, as it is of every failed transfer. A peer that is alive may
   /// still write into receive buffers that were announced to it, so their memory is never returned.
-  using LostPeer = pathways::LostPeer;
-  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
+  void close_peer(uint32_t host, std::string_view text) { lose({&host, 1}, text, LostPeer::kAlive); }
   /// The backend has done a task, or the task failed with `error`. Takes over `made`, the buffer that the task made on
   /// `devices`; nullptr: it made none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
@@ -145,10 +136,10 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// launch failed with `error`. No output of such a launch has taken over an input.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
   /// ERR-2: these hosts are lost, and send nothing more for the runs so far. Later runs use their successors.
-  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
+  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) { lose(hosts, text, LostPeer::kDead); }
   /// Sends to a host that are still under way. When that host is dead, nobody else may use its memory before these
   /// sends end.
-  uint32_t sends_under_way(uint32_t host) const { return transfers_.sends_to(host) + rows_.sends_to(host); }
+  uint32_t sends_under_way(uint32_t host) const { return peers_.sends_to(host); }
   /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
   /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
   /// `text`.
@@ -196,6 +187,10 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// A call enters its FIFOs; a transfer announces its receive.
   void prepare_node(NodeRef ref, const NodeRecord& node);
   void drain() override;
+  Status drained(Status status);
+  void lose(std::span<const uint32_t> hosts, std::string_view text, LostPeer state);
+  /// The slots of all live runs, in the order of the runs.
+  std::vector<uint32_t> live_runs() const;
   /// Ends the sends that are over, and gives memory to the receives that wait. Returns how many things were done.
   uint32_t move_on();
   /// Settles the values that have become ready. Returns how many there were.
@@ -222,9 +217,10 @@ class Executor final : private OutputFinder, private Dispatcher {
   ClientObjects objects_;
   Dataflow flow_;
   ReceiveQueue receives_;
+  PeerBook peers_;
+  Decisions decisions_;
   TransferManager transfers_;
   RowExchanges rows_;
-  Decisions decisions_;
   Launcher launcher_;
   PutQueue puts_;
   TaskTable tasks_;

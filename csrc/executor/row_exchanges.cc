@@ -44,7 +44,7 @@ void RowExchanges::prepare(NodeRef ref) {
   exchange.targets = shards_on(shape.targets, host_);
   exchange.inputs_left = node.input_count;
   manager_.prepare(key, shape, node.global_node);
-  for (const auto& [host, text] : lost_peers_) manager_.lose(key, host, text, LostPeer::kAlive);
+  for (const auto& [host, lost] : peers_.closed()) manager_.lose(key, lost);  // before this host reports
   if (queues_.gangs_block()) owed_.push_back(key);
   if (!exchange.targets.empty()) (void)receives_.begin(key, *this);
   go_on();
@@ -155,33 +155,21 @@ Status RowExchanges::route(uint64_t key, RowExchange& exchange, uint32_t input) 
 Status RowExchanges::on_words(ExchangeWords kind, uint64_t order, uint32_t node, uint32_t host,
                               std::span<const uint64_t> words) {
   const uint64_t key = node_key(order, node);
-  Status status = Status::kOk;
-  if (kind == ExchangeWords::kDecision) {
-    status = manager_.on_decision(key, host, words);
-  } else {
-    const auto refused =
-        std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
-    if (refused != refused_.end()) {
-      HostDecision decision;
-      decision.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, refused->second};
-      send_decision(host, key, encode(decision));
-      return Status::kOk;
-    }
-    status = manager_.on_report(key, host, words);
+  if (kind == ExchangeWords::kReport && !exchanges_.contains(key)) {  // an exchange that is over has had all reports
+    HostDecision decision;
+    decision.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, peers_.why_refused(order)};
+    send_decision(host, key, encode(decision));
+    return Status::kOk;
   }
-  if (status == Status::kOk) {
-    go_on();
-    dispatcher_.drain();
-  }
+  const Status status =
+      kind == ExchangeWords::kReport ? manager_.on_report(key, host, words) : manager_.on_decision(key, host, words);
+  if (status == Status::kOk) go_on();
   return status;
 }
 
 Status RowExchanges::on_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error) {
   const Status status = manager_.on_written(node_key(order, node), host, error);
-  if (status == Status::kOk) {
-    go_on();
-    dispatcher_.drain();
-  }
+  if (status == Status::kOk) go_on();
   return status;
 }
 
@@ -220,21 +208,15 @@ void RowExchanges::write_rows(uint64_t key, uint32_t host, std::vector<HostExcha
   for (size_t i = 0; i < exchange.sources.size(); ++i) write.shards.push_back({exchange.sources[i], exchange.rows[i]});
   const SendState state = backend_.write_rows(runs_[exchange.run].context(exchange.node), write);
   if (state == SendState::kUnderWay) {
-    ++under_way_[host];
+    peers_.send_begins(host);
   } else {
     written_.push_back({key, host, state == SendState::kFailed ? std::string(backend_.last_error()) : std::string()});
   }
 }
 
 void RowExchanges::sent(const Sent& sent) {
-  --under_way_[sent.destination];
   written_.push_back(sent);
   go_on();
-}
-
-uint32_t RowExchanges::sends_to(uint32_t host) const {
-  const auto found = under_way_.find(host);
-  return found == under_way_.end() ? 0 : found->second;
 }
 
 /// The manager calls this class, which may come back here: then the outer call goes on.
@@ -320,34 +302,21 @@ void RowExchanges::close_if_over(uint64_t key) {
 
 // ------------------------------------------------------------------------------------------------------------- losses
 
-void RowExchanges::refuse_run(uint64_t order, const Plan* plan, const std::string& why) {
-  refused_.emplace_back(order, why);
-  if (refused_.size() > kRefusedKept) refused_.pop_front();
-  HostDecision decision;
-  decision.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, why};
-  for (const auto& [key, host] : manager_.forget_reports(node_key(order, 0), node_key(order + 1, 0)))
-    send_decision(host, key, encode(decision));
-  if (plan == nullptr) return;
+void RowExchanges::refuse(uint64_t order, const Plan& plan, const std::string& why) {
   HostReport report{host_};
-  report.fault = decision.fault;
-  for (const NodeRecord& node : plan->nodes()) {
+  report.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, why};
+  for (const NodeRecord& node : plan.nodes()) {
     if (!is_exchange(node.kind)) continue;
-    const std::vector<uint32_t> hosts = plan->exchanges().shape(node.computation).hosts();
+    const std::vector<uint32_t> hosts = plan.exchanges().shape(node.computation).hosts();
     const uint32_t coordinator = hosts[node.global_node % hosts.size()];
     if (coordinator != host_) send_report(coordinator, node_key(order, node.global_node), encode(report));
   }
 }
 
-void RowExchanges::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
-  if (!lost_peers_.emplace(host, text).second) return;
-  manager_.on_host_lost(host, text, state);
-  go_on();
-}
-
-void RowExchanges::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
-  for (const uint32_t host : hosts) {
-    manager_.on_host_lost(host, text, LostPeer::kDead);
-    lost_peers_.erase(host);  // later runs use its successor
+void RowExchanges::miss(uint32_t slot, const Lost& lost) {
+  const Run& run = runs_[slot];
+  for (const NodeRecord& node : run.plan->plan.nodes()) {
+    if (is_exchange(node.kind)) manager_.lose(node_key(run.order, node.global_node), lost);
   }
   go_on();
 }
@@ -392,13 +361,11 @@ void RowExchanges::clear() {
   exchanges_.clear();
   manager_.clear();
   written_.clear();
-  under_way_.clear();
   owed_.clear();
-  refused_.clear();
 }
 
 void RowExchanges::validate() const {
-  PW_CHECK(written_.empty() && refused_.size() <= kRefusedKept);
+  PW_CHECK(written_.empty());
   for (const auto& [key, exchange] : exchanges_) {
     PW_CHECK(runs_[exchange.run].plan != nullptr && runs_[exchange.run].order == order_of(key));
     PW_CHECK(!exchange.is_over || exchange.inputs_left != 0);

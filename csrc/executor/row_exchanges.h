@@ -30,15 +30,22 @@
 #include "executor/exchange_manager.h"
 #include "executor/executor_part.h"
 #include "executor/launch_memory.h"
+#include "executor/peer_book.h"
 #include "executor/receive_queue.h"
-#include "executor/transfer_manager.h"
 
 namespace pathways {
 
-class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiver {
+class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiver, private PeerWaiter {
  public:
-  RowExchanges(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, ReceiveQueue& receives)
-      : ExecutorPart(part), memory_(memory), flow_(flow), receives_(receives), manager_(part.host_, *this) {}
+  RowExchanges(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, ReceiveQueue& receives, PeerBook& peers)
+      : ExecutorPart(part),
+        memory_(memory),
+        flow_(flow),
+        receives_(receives),
+        peers_(peers),
+        manager_(part.host_, *this) {
+    peers_.add(*this);
+  }
 
   /// An exchange of a new run.
   void prepare(NodeRef ref);
@@ -59,11 +66,6 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   // Executor has the contracts of these.
   Status on_words(ExchangeWords kind, uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> words);
   Status on_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error);
-  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
-  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
-  uint32_t sends_to(uint32_t host) const;
-  /// This host refuses a run. `plan`: nullptr if it is not known.
-  void refuse_run(uint64_t order, const Plan* plan, const std::string& why);
 
   /// Exchanges under way.
   size_t count() const { return exchanges_.size(); }
@@ -76,7 +78,6 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   void validate() const;
 
  private:
-  static constexpr size_t kRefusedKept = 256;
   struct RowExchange {
     uint32_t run, node;
     std::vector<Value> inputs;                     ///< references, until they are read; to the rows until the end
@@ -97,6 +98,9 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   void failed(uint64_t exchange, std::string_view text, Memory memory) override;
   // Receiver
   bool take_memory(uint64_t key) override;
+  // PeerWaiter
+  void miss(uint32_t slot, const Lost& lost) override;
+  void refuse(uint64_t order, const Plan& plan, const std::string& why) override;
 
   const ExchangeShape& shape_of(const RowExchange& exchange) const;
   void read_inputs(uint64_t key, RowExchange& exchange);
@@ -108,13 +112,11 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   LaunchMemory& memory_;
   Dataflow& flow_;
   ReceiveQueue& receives_;
+  PeerBook& peers_;
   ExchangeManager manager_;
-  std::unordered_map<uint64_t, RowExchange> exchanges_;   ///< by order and global node
-  std::vector<Sent> written_;                             ///< writes that were over at once
-  std::unordered_map<uint32_t, uint32_t> under_way_;      ///< by host: writes under way
-  std::deque<uint64_t> owed_;                             ///< GANG-2: exchanges by order, the oldest may be over
-  std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, and why
-  std::unordered_map<uint32_t, std::string> lost_peers_;
+  std::unordered_map<uint64_t, RowExchange> exchanges_;  ///< by order and global node
+  std::vector<Sent> written_;                            ///< writes that were over at once
+  std::deque<uint64_t> owed_;                            ///< GANG-2: exchanges by order, the oldest may be over
   uint64_t records_ = 0;
   bool is_going_on_ = false;
 };

@@ -12,17 +12,13 @@ void TransferManager::prepare(NodeRef ref) {
   const NodeRecord& node = plan.node(ref.node);
   if (is_local(plan, node)) return;
   const uint64_t key = node_key(run.order, node.global_node);
-  Exchange& exchange = exchanges_[key];
-  PW_CHECK(!exchange.is_prepared);
-  exchange.is_prepared = true;
+  const auto [at, is_new] = exchanges_.try_emplace(key);
+  PW_CHECK(is_new);
+  Exchange& exchange = at->second;
   exchange.run = ref.run;
   exchange.node = ref.node;
-  exchange.sends_left += node.destination_count;
-  exchange.receives_left += node.source_count;
-  std::erase_if(exchange.ready_receives,
-                [&](const ReceiveBuffers& ready) { return !has_part(exchange, ready.source, false); });
-  std::erase_if(exchange.early_arrivals,
-                [&](const EarlyArrival& arrival) { return !has_part(exchange, arrival.source, true); });
+  exchange.sends_left = node.destination_count;
+  exchange.receives_left = node.source_count;
   if (queues_.gangs_block() && node.destination_count != 0) {
     trim_sends();
     unsourced_.push_back(key);
@@ -135,8 +131,8 @@ bool TransferManager::take_memory(uint64_t key) {
   for (ReceiveBuffers& receive : receives) {
     if (receive.source == host_) {
       exchange.ready_receives.push_back(std::move(receive));
-    } else if (std::find(exchange.dead.begin(), exchange.dead.end(), receive.source) == exchange.dead.end()) {
-      if (lost_peers_.contains(receive.source)) receive.offsets.clear();
+    } else if (!peers_.is_dead(receive.source, order)) {
+      if (peers_.is_closed(receive.source)) receive.offsets.clear();
       link_.receive_ready(receive.source, order, global, receive.offsets);
     }
   }
@@ -149,43 +145,26 @@ bool TransferManager::take_memory(uint64_t key) {
 Status TransferManager::on_receive_ready(uint64_t order, uint32_t node, uint32_t host,
                                          std::span<const uint64_t> offsets) {
   const uint64_t key = node_key(order, node);
-  const auto refused =
-      std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
-  if (refused != refused_.end()) {
-    link_.receive_done(host, order, node, Outcome::kFailed, refused->second);
+  const auto at = exchanges_.find(key);
+  if (at == exchanges_.end()) {  // ERR-1: a transfer that is over here has heard of all its destinations
+    link_.receive_done(host, order, node, Outcome::kFailed, peers_.why_refused(order));
     return Status::kOk;
   }
-  Exchange& exchange = exchanges_[key];
-  if (exchange.is_prepared && !has_part(exchange, host, false)) return Status::kInvalid;
+  Exchange& exchange = at->second;
+  if (!has_part(exchange, host, false)) return Status::kInvalid;
   if (std::find(exchange.announced.begin(), exchange.announced.end(), host) != exchange.announced.end())
     return Status::kInvalid;
   exchange.announced.push_back(host);
   if (EarlySend* early = EarlySends::find(exchange.early_sends, host);
       early != nullptr && announced_early_send(key, *early, offsets)) {
-    dispatcher_.drain();
     return Status::kOk;
   }
   exchange.ready_receives.push_back({host, {offsets.begin(), offsets.end()}});
   try_send(key);
-  dispatcher_.drain();
   return Status::kOk;
 }
 
-void TransferManager::refuse_run(uint64_t order, const std::string& why) {
-  for (auto at = exchanges_.begin(); at != exchanges_.end();) {
-    if (order_of(at->first) != order) {
-      ++at;
-      continue;
-    }
-    const auto node = node_of(at->first);
-    for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, Outcome::kFailed, why);
-    at = exchanges_.erase(at);
-  }
-  refused_.emplace_back(order, why);
-  if (refused_.size() > kRefusedKept) refused_.pop_front();
-}
-
-/// Whether a host takes part in an exchange that is prepared here.
+/// Whether a host takes part in an exchange.
 bool TransferManager::has_part(const Exchange& exchange, uint32_t host, bool as_source) const {
   const Plan& plan = runs_[exchange.run].plan->plan;
   const NodeRecord& node = plan.node(exchange.node);
@@ -195,7 +174,7 @@ bool TransferManager::has_part(const Exchange& exchange, uint32_t host, bool as_
 
 void TransferManager::try_send(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
-  if (!exchange.is_prepared || !exchange.source_ready || exchange.ready_receives.empty()) return;
+  if (!exchange.source_ready || exchange.ready_receives.empty()) return;
   const std::vector<ReceiveBuffers> ready_receives = std::move(exchange.ready_receives);
   exchange.ready_receives.clear();
   std::vector<SendState> states(ready_receives.size(), SendState::kFailed);
@@ -211,7 +190,7 @@ void TransferManager::try_send(uint64_t key) {
   }
   for (size_t i = 0; i < ready_receives.size(); ++i) {  // each end_send may end the exchange
     if (states[i] == SendState::kUnderWay) {
-      ++under_way_[ready_receives[i].source];
+      peers_.send_begins(ready_receives[i].source);
       continue;
     }
     const bool failed = states[i] == SendState::kFailed;
@@ -224,19 +203,18 @@ void TransferManager::try_send(uint64_t key) {
 void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text,
                                Notice notice) {
   Exchange& exchange = exchanges_.at(key);
+  const Run& run = runs_[exchange.run];
   PW_CHECK(exchange.sends_left > 0);
-  if (const Run& run = runs_[exchange.run]; run.is_traced() && outcome != Outcome::kDead) {
+  if (run.is_traced() && outcome != Outcome::kDead) {
     const bool failed = outcome == Outcome::kFailed;
     trace_.exchanged(run, exchange.node, TraceKind::kSend, destination, exchange.times, monotonic_ns(), failed);
   }
   if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
   if (destination == host_) {
     source_done(key, destination, outcome, text);
-  } else if ((outcome == Outcome::kDone && notice == Notice::kSeen) ||
-             std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
+  } else if ((outcome == Outcome::kDone && notice == Notice::kSeen) || peers_.is_dead(destination, run.order)) {
     finish(key);
   } else {
-    const Run& run = runs_[exchange.run];
     link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, outcome, text);
     finish(key);
   }
@@ -248,10 +226,10 @@ Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t 
   const auto at = exchanges_.find(key);
   // A stream may break when everything has come, but the source does not know it yet.
   const bool has_come =
-      at == exchanges_.end() ? order <= newest_ : std::ranges::count(at->second.done_sources, host) != 0;
+      at == exchanges_.end() ? peers_.has_come(order) : std::ranges::count(at->second.done_sources, host) != 0;
   if (has_come && outcome == Outcome::kFailed && link_.is_far(host)) return Status::kOk;
   // A source is over only after this host has announced its receive, and this host was prepared then.
-  if (at == exchanges_.end() || !at->second.is_prepared || host == host_ || !has_part(at->second, host, true)) {
+  if (at == exchanges_.end() || host == host_ || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
   const Run& run = runs_[at->second.run];
@@ -277,54 +255,42 @@ void TransferManager::source_done(uint64_t key, uint32_t host, Outcome outcome, 
   }
   if (--exchange.receives_left == 0) finish_receive(key);
   finish(key);
-  dispatcher_.drain();
 }
 
-void TransferManager::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
-  if (!lost_peers_.emplace(host, Lost{std::string(text), state}).second) return;
-  std::vector<uint64_t> keys;
-  for (const auto& [key, exchange] : exchanges_) {
-    if (exchange.is_prepared) keys.push_back(key);
-  }
-  for (uint64_t key : keys) miss_peer(key, host, true);
-}
-
-void TransferManager::miss_lost_peers(uint32_t slot) {
-  if (lost_peers_.empty()) return;
-  const Plan& plan = runs_[slot].plan->plan;
-  const auto nodes = plan.nodes();
-  for (const NodeRecord& node : nodes) {
-    if (node.kind != NodeKind::kTransfer || is_local(plan, node)) continue;
-    for (const auto& [host, lost] : lost_peers_) {
-      miss_peer(node_key(runs_[slot].order, node.global_node), host, false);
-    }
+void TransferManager::miss(uint32_t slot, const Lost& lost) {
+  const Run& run = runs_[slot];
+  for (const NodeRecord& node : run.plan->plan.nodes()) {
+    if (node.kind == NodeKind::kTransfer) miss_in(node_key(run.order, node.global_node), lost);
   }
 }
 
-/// Counts what a lost peer still owes to an exchange as failed. `was_told`: a receive may have been announced to it.
-void TransferManager::miss_peer(uint64_t key, uint32_t host, bool was_told) {
+/// Counts what a lost peer still owes to an exchange as failed. Nothing is written to a dead one from now on.
+void TransferManager::miss_in(uint64_t key, const Lost& lost) {
   auto at = exchanges_.find(key);
-  if (at == exchanges_.end() || !at->second.is_prepared) return;  // of a later run, which uses the successor
-  const auto& [text, state] = lost_peers_.at(host);
-  Exchange& exchange = at->second;
-  if (has_part(exchange, host, true) &&
-      std::find(exchange.done_sources.begin(), exchange.done_sources.end(), host) == exchange.done_sources.end()) {
-    exchange.is_written |= was_told && exchange.has_room && state == LostPeer::kAlive;
-    if (exchange.receives_left == 1) receives_.forget(key);  // it needs no memory any more
-    source_done(key, host, Outcome::kFailed, text);
+  if (at == exchanges_.end()) return;
+  const auto is_its = [&](const ReceiveBuffers& ready) { return ready.source == lost.host; };
+  if (lost.state == LostPeer::kDead && std::erase_if(at->second.ready_receives, is_its) != 0) {
+    end_send(key, lost.host, Outcome::kFailed, {});
     at = exchanges_.find(key);
     if (at == exchanges_.end()) return;
   }
-  if (has_part(at->second, host, false) &&
-      std::find(at->second.announced.begin(), at->second.announced.end(), host) == at->second.announced.end()) {
-    at->second.announced.push_back(host);
-    if (EarlySend* early = EarlySends::find(at->second.early_sends, host);
+  Exchange& exchange = at->second;
+  if (has_part(exchange, lost.host, true) && std::ranges::count(exchange.done_sources, lost.host) == 0) {
+    exchange.is_written |= exchange.has_room && lost.state == LostPeer::kAlive;
+    if (exchange.receives_left == 1) receives_.forget(key);  // it needs no memory any more
+    source_done(key, lost.host, Outcome::kFailed, lost.text);
+    at = exchanges_.find(key);
+    if (at == exchanges_.end()) return;
+  }
+  if (has_part(at->second, lost.host, false) && std::ranges::count(at->second.announced, lost.host) == 0) {
+    at->second.announced.push_back(lost.host);
+    if (EarlySend* early = EarlySends::find(at->second.early_sends, lost.host);
         early != nullptr && early->state == EarlySend::State::kUnderWay) {
-      early->is_given_up = true;  // `sent` follows
+      early->given_up = lost.text;  // `sent` follows
       return;
     }
-    (void)early_.remove(at->second.early_sends, host);
-    end_send(key, host, Outcome::kFailed, text);
+    (void)early_.remove(at->second.early_sends, lost.host);
+    end_send(key, lost.host, Outcome::kFailed, lost.text);
   }
 }
 
@@ -374,7 +340,7 @@ void TransferManager::finish(uint64_t key) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end()) return;
   const Exchange& exchange = at->second;
-  if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.receives_left != 0) return;
+  if (exchange.sends_left != 0 || exchange.receives_left != 0) return;
   const uint32_t slot = exchange.run;
   const NodeRecord& node = runs_[slot].plan->plan.node(exchange.node);
   if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part may end before the value is ready
@@ -382,73 +348,27 @@ void TransferManager::finish(uint64_t key) {
   flow_.close_step(slot);
 }
 
-void TransferManager::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
-  for (const uint32_t host : hosts) {
-    lost_peers_.insert_or_assign(host, Lost{std::string(text), LostPeer::kDead});
-    std::vector<uint64_t> keys;
-    keys.reserve(exchanges_.size());
-    for (const auto& [key, exchange] : exchanges_) keys.push_back(key);
-    std::sort(keys.begin(), keys.end());  // in the order of the runs
-    for (const uint64_t key : keys) {
-      forget_receives(key, host);
-      miss_peer(key, host, true);
-    }
-    lost_peers_.erase(host);  // later runs use its successor
-  }
-}
-
-/// Forgets the receives that a dead host announced and to which nothing is being written. The host is not notified of
-/// the ends of other sends.
-void TransferManager::forget_receives(uint64_t key, uint32_t host) {
-  const auto at = exchanges_.find(key);
-  if (at == exchanges_.end()) return;
-  Exchange& exchange = at->second;
-  const auto is_its = [&](const ReceiveBuffers& ready) { return ready.source == host; };
-  if (!exchange.is_prepared) {  // a refused run, or a later one: keeps what other hosts announced
-    std::erase_if(exchange.ready_receives, is_its);
-    std::erase(exchange.announced, host);
-    std::erase_if(exchange.early_arrivals, [&](const EarlyArrival& arrival) { return arrival.source == host; });
-    if (exchange.ready_receives.empty() && exchange.early_arrivals.empty()) exchanges_.erase(at);
-    return;
-  }
-  exchange.dead.push_back(host);
-  if (std::erase_if(exchange.ready_receives, is_its) != 0) end_send(key, host, Outcome::kFailed, {});
-}
-
 void TransferManager::sent(const Sent& sent) {
-  --under_way_[sent.destination];
   if (settle_early_send(sent.key, sent)) return;
   end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error, sent.notice);
 }
 
-uint32_t TransferManager::sends_to(uint32_t host) const {
-  const auto found = under_way_.find(host);
-  return found == under_way_.end() ? 0 : found->second;
-}
-
 const Exchange* TransferManager::find(uint64_t key) const {
   const auto found = exchanges_.find(key);
-  return found == exchanges_.end() || !found->second.is_prepared ? nullptr : &found->second;
+  return found == exchanges_.end() ? nullptr : &found->second;
 }
 
 void TransferManager::clear() {
   for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
   exchanges_.clear();
-  under_way_.clear();
   early_.clear();
   unsourced_.clear();
   unsent_.clear();
   placeable_.clear();
-  refused_.clear();
 }
 
 void TransferManager::validate() const {
-  PW_CHECK(refused_.size() <= kRefusedKept);
   for (const auto& [key, exchange] : exchanges_) {
-    if (!exchange.is_prepared) {
-      PW_CHECK(!exchange.ready_receives.empty() || !exchange.early_arrivals.empty());
-      continue;
-    }
     PW_CHECK(runs_[exchange.run].plan != nullptr && runs_[exchange.run].order == order_of(key));
     PW_CHECK(exchange.source == nullptr || exchange.sends_left != 0 || !exchange.source_ready);
   }

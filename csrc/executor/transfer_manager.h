@@ -3,9 +3,8 @@
 ///
 /// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
 /// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
-/// done); one on another machine sees it by itself, and is only told what failed. A receive ready may come before the
-/// run itself is prepared here; then the exchange is made when it comes. A transfer within the host is one call of the
-/// backend, and makes no exchange.
+/// done); one on another machine sees it by itself, and is only told what failed. A transfer within the host is one call
+/// of the backend, and makes no exchange.
 ///
 ///   GANG-2  before the host launches a gang, it finishes whatever is earlier in the order and other hosts may need
 ///           (`owes_before`). Otherwise the peers of the gang may wait for that, directly or through other hosts,
@@ -19,7 +18,7 @@
 ///             The sends themselves go on beside the launch.
 ///   ERR-1   a transfer that is not taken (Decisions) ends like one whose value failed: its sources tell its
 ///           destinations that the value is dead. The destinations announce it as ever, since they cannot know.
-///           A host that refuses a run tells those that wait for its part of the run's transfers why.
+///           A host that refuses a run tells those that announce a receive for it why.
 ///   ERR-2   a transfer that waits until a lost host announces a receive, or reports it done, fails with the failure
 ///           reason of that host. A host is notified of a loss after every run that it was granted together with the
 ///           lost host. So each exchange with the lost host is prepared, and what the lost host has not announced or
@@ -45,6 +44,7 @@
 #include "executor/exchange_manager.h"
 #include "executor/executor_part.h"
 #include "executor/launch_memory.h"
+#include "executor/peer_book.h"
 #include "executor/receive_queue.h"
 
 namespace pathways {
@@ -64,7 +64,6 @@ struct Exchange {
   uint32_t source_error = 0;
   uint32_t sends_left = 0;
   uint32_t receives_left = 0;
-  bool is_prepared = false;
   bool has_room = false;    ///< begin_receive has taken memory
   bool is_written = false;  ///< a live peer may still write into it, and report nothing
   uint32_t receive_error = 0;
@@ -74,13 +73,15 @@ struct Exchange {
   std::vector<uint32_t> announced;             ///< hosts that have announced, ever
   std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
   ExchangeTimes times;                         ///< while its run is traced
-  std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
 };
 
-class TransferManager : private ExecutorPart, private Receiver {
+class TransferManager : private ExecutorPart, private Receiver, private PeerWaiter {
  public:
-  TransferManager(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, ReceiveQueue& receives)
-      : ExecutorPart(part), memory_(memory), flow_(flow), receives_(receives) {}
+  TransferManager(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, ReceiveQueue& receives,
+                  PeerBook& peers)
+      : ExecutorPart(part), memory_(memory), flow_(flow), receives_(receives), peers_(peers) {
+    peers_.add(*this);
+  }
 
   /// A transfer of a new run: makes its exchange, and announces its receive.
   void prepare(NodeRef ref);
@@ -92,8 +93,6 @@ class TransferManager : private ExecutorPart, private Receiver {
   bool owes_before(const Run& run, const NodeRecord& node);
   /// A send that was under way is over.
   void sent(const Sent& sent);
-  /// A run has come, which has transfers or not, or is refused. Runs come in their order.
-  void run_has_come(uint64_t order) { newest_ = std::max(newest_, order); }
   /// FAR-3: writes what came early for receives that have memory now. Returns for how many. Not while a run is
   /// prepared, because what depends on it may not be in its queues yet.
   uint32_t place_early();
@@ -104,21 +103,12 @@ class TransferManager : private ExecutorPart, private Receiver {
   // Executor has the contracts of these.
   Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
   Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text);
-  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
-  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
-  uint32_t sends_to(uint32_t host) const;
-
-  /// This host refuses a run although other hosts rely on it (ERR-1): a host that has announced a receive for this run,
-  /// or announces one later, is told why.
-  void refuse_run(uint64_t order, const std::string& why);
-  /// A run came in, and lost peers may have a part in it: fails what they owe.
-  void miss_lost_peers(uint32_t slot);
 
   /// Exchanges under way.
   size_t count() const { return exchanges_.size(); }
   /// Transfers started, ever.
   uint64_t started() const { return started_; }
-  /// nullptr: none that is prepared here.
+  /// nullptr: there is none.
   const Exchange* find(uint64_t key) const;
   /// Drops all values, and forgets all exchanges.
   void clear();
@@ -126,12 +116,6 @@ class TransferManager : private ExecutorPart, private Receiver {
   void validate() const;
 
  private:
-  static constexpr size_t kRefusedKept = 256;
-  struct Lost {
-    std::string text;
-    LostPeer state;
-  };
-
   bool is_local(const Plan& plan, const NodeRecord& node) const;
   bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
   void start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error);
@@ -148,21 +132,18 @@ class TransferManager : private ExecutorPart, private Receiver {
   void source_done(uint64_t key, uint32_t host, Outcome outcome, std::string_view text);
   void finish_receive(uint64_t key);
   void finish(uint64_t key);
-  void miss_peer(uint64_t key, uint32_t host, bool was_told);
-  void forget_receives(uint64_t key, uint32_t host);
+  void miss(uint32_t run, const Lost& lost) override;
+  void miss_in(uint64_t key, const Lost& lost);
   void trim_sends();
 
   LaunchMemory& memory_;
   Dataflow& flow_;
   ReceiveQueue& receives_;
-  std::unordered_map<uint64_t, Exchange> exchanges_;      ///< by order and global node
-  std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
-  std::unordered_map<uint32_t, Lost> lost_peers_;
+  PeerBook& peers_;
+  std::unordered_map<uint64_t, Exchange> exchanges_;  ///< by order and global node
   EarlySends early_;
-  std::vector<uint64_t> placeable_;                   ///< receives that have memory, and early arrivals
-  uint64_t newest_ = 0;                               ///< order of the newest run that has come
-  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
-  std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
+  std::vector<uint64_t> placeable_;          ///< receives that have memory, and early arrivals
+  std::deque<uint64_t> unsourced_, unsent_;  ///< GANG-2: sends without their source; sends not done
   uint64_t started_ = 0;
 };
 

@@ -17,7 +17,7 @@ void TransferManager::send_early(uint64_t key) {
   std::vector<uint64_t> bytes;
   for (const uint32_t destination : run.plan->plan.destinations(run.plan->plan.node(exchange.node))) {
     std::vector<uint64_t> offsets;
-    if (std::ranges::count(exchange.announced, destination) != 0 || lost_peers_.contains(destination)) continue;
+    if (std::ranges::count(exchange.announced, destination) != 0 || peers_.is_closed(destination)) continue;
     const uint64_t room = backend_.early_bytes(where, destination, &offsets);
     if (room == 0 || !early_.take(destination, room)) continue;
     early.push_back({destination, std::move(offsets)});
@@ -29,7 +29,7 @@ void TransferManager::send_early(uint64_t key) {
   backend_.send(where, exchange.source, early, key, states);
   for (size_t i = 0; i < early.size(); ++i) {
     if (states[i] == SendState::kUnderWay) {
-      ++under_way_[early[i].source];
+      peers_.send_begins(early[i].source);
       exchange.early_sends.push_back({early[i].source, bytes[i]});
     } else {  // it is sent again when its receive is announced
       early_.return_credit(early[i].source, bytes[i]);
@@ -55,15 +55,13 @@ bool TransferManager::settle_early_send(uint64_t key, const Sent& sent) {
   Exchange& exchange = exchanges_.at(key);
   EarlySend* early = EarlySends::find(exchange.early_sends, sent.destination);
   if (early == nullptr) return false;
-  if (!early->offsets && !early->is_given_up) {
+  if (!early->offsets && !early->given_up) {
     early->state = sent.error.empty() ? EarlySend::State::kKept : EarlySend::State::kFailed;
     return true;
   }
   auto removed = early_.remove(exchange.early_sends, sent.destination);
-  const bool is_dead = std::ranges::count(exchange.dead, sent.destination) != 0;
-  if (removed->is_given_up || is_dead) {
-    const auto lost = lost_peers_.find(sent.destination);
-    end_send(key, sent.destination, Outcome::kFailed, lost == lost_peers_.end() ? sent.error : lost->second.text);
+  if (removed->given_up || peers_.is_dead(sent.destination, order_of(key))) {
+    end_send(key, sent.destination, Outcome::kFailed, removed->given_up.value_or(sent.error));
   } else if (removed->offsets->empty()) {
     end_send(key, sent.destination, Outcome::kDone, {});
   } else if (sent.error.empty()) {
@@ -76,24 +74,27 @@ bool TransferManager::settle_early_send(uint64_t key, const Sent& sent) {
 }
 
 void TransferManager::arrived(Arrived&& arrived) {
-  const uint64_t key = node_key(arrived.order, arrived.node);
-  const auto at = exchanges_.find(key);
-  if (at == exchanges_.end() || !at->second.is_prepared) {
-    const bool is_to_come = at != exchanges_.end() || arrived.order > newest_;
-    if (arrived.chunk && is_to_come) {
-      exchanges_[key].early_arrivals.push_back({arrived.source, std::move(*arrived.chunk)});
-    }
+  if (!peers_.has_come(arrived.order)) {
+    if (!arrived.chunk) return;
+    const uint64_t bytes = arrived.chunk->bytes().size();
+    const auto kept = std::make_shared<Arrived>(std::move(arrived));
+    (void)peers_.keep(kept->order, kept->source, bytes, [this, kept] {
+      this->arrived(std::move(*kept));
+      return Status::kOk;
+    });
     return;
   }
+  const uint64_t key = node_key(arrived.order, arrived.node);
+  const auto at = exchanges_.find(key);
+  if (at == exchanges_.end()) return;
   Exchange& exchange = at->second;
   if (!has_part(exchange, arrived.source, true) || std::ranges::count(exchange.done_sources, arrived.source) != 0)
     return;
   if (!arrived.chunk) {
     source_done(key, arrived.source, Outcome::kDone, {});
-  } else if (exchange.has_room) {
-    place(key, {arrived.source, std::move(*arrived.chunk)});
-  } else if (exchange.receive_error == 0) {
+  } else if (exchange.has_room || exchange.receive_error == 0) {
     exchange.early_arrivals.push_back({arrived.source, std::move(*arrived.chunk)});
+    if (exchange.has_room) placeable_.push_back(key);
   }
 }
 

@@ -177,7 +177,7 @@ void Host::close_peer(uint32_t peer, const std::string& fault) {
   from_peers_[peer] = {};
   if (is_far(peer)) closed_far_[peer] = true;
   partial_words_[peer].clear();
-  executor_.lose_peer(peer, text, Executor::LostPeer::kAlive);
+  executor_.close_peer(peer, text);
 }
 
 }  // namespace pathways

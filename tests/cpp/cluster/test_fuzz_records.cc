@@ -180,7 +180,7 @@ TEST(Fuzz, PeerRecords) {
     }
     // Whatever was said: what was granted ends.
     done += one->host.executor().stats().launches;
-    one->host.executor().lose_peer(1, "gone", Executor::LostPeer::kAlive);
+    one->host.executor().close_peer(1, "gone");
     for (int i = 0; i < 50; ++i) one->host.step();
     EXPECT_TRUE(one->host.executor().is_idle());
     closed += one->heard;

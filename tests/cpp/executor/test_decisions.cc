@@ -276,7 +276,7 @@ TEST_F(Told, RefusesWhatMakesNoSense) {
   EXPECT_EQ(tell(7, 0, Outcome::kDone, 9, 2), Status::kOk);  // the run has not come
   begin(1, 2, 0);
   settle();
-  EXPECT_NE(one.link.failure(result(2)).find("host 0 told of a branch that is not there"), std::string::npos);
+  EXPECT_NE(one.link.failure(result(2)).find("host 0 told host 1 of run 2 what is none of it"), std::string::npos);
   end({1});
 }
 
@@ -315,7 +315,7 @@ TEST_F(Told, DoesNotTellWhoWasLost) {
 
 TEST_F(Told, ClosedChannel) {
   begin(1, 1, 0);
-  one.executor.lose_peer(0, "the channel was closed", LostPeer::kAlive);
+  one.executor.close_peer(0, "the channel was closed");
   begin(1, 2, 0);
   settle();
   EXPECT_EQ(one.link.failure(result(1)), "the channel was closed");

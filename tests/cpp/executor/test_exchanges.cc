@@ -85,13 +85,15 @@ class World {
   struct Host final : ExchangePlane {
     Host(World& of, uint32_t number) : world(of), host(number), manager(number, *this) {}
     void send_report(uint32_t to, uint64_t exchange, std::vector<uint64_t> words) override {
-      send(to, [this, exchange, words](ExchangeManager& there) { return there.on_report(exchange, host, words); });
+      send(to, exchange,
+           [this, exchange, words](ExchangeManager& there) { return there.on_report(exchange, host, words); });
     }
     void send_decision(uint32_t to, uint64_t exchange, std::vector<uint64_t> words) override {
-      send(to, [this, exchange, words](ExchangeManager& there) { return there.on_decision(exchange, host, words); });
+      send(to, exchange,
+           [this, exchange, words](ExchangeManager& there) { return there.on_decision(exchange, host, words); });
     }
     void send_written(uint32_t to, uint64_t exchange, std::string_view error) override {
-      send(to, [this, exchange, text = std::string(error)](ExchangeManager& there) {
+      send(to, exchange, [this, exchange, text = std::string(error)](ExchangeManager& there) {
         return there.on_written(exchange, host, text);
       });
     }
@@ -134,11 +136,15 @@ class World {
       world.kept += memory == Memory::kMayBeWritten ? 1 : 0;
     }
     template <typename Record>
-    void send(uint32_t to, Record record) {
-      world.links_[{host, to}].push_back([this, to, record] {
-        ExchangeManager& there = world.hosts_.at(to)->manager;
-        ASSERT_EQ(record(there), Status::kOk);
-        there.poll();
+    void send(uint32_t to, uint64_t exchange, Record record) {
+      world.links_[{host, to}].push_back([this, to, exchange, record] {
+        const auto take = [this, to, record] {
+          ExchangeManager& there = world.hosts_.at(to)->manager;
+          ASSERT_EQ(record(there), Status::kOk);
+          there.poll();
+        };
+        if (world.runs_[exchange]->prepared.contains(to)) return take();
+        world.early_[{exchange, to}].push_back(take);  // as PeerBook keeps it
       });
     }
     World& world;
@@ -153,6 +159,7 @@ class World {
     ExchangeManager& manager = hosts_.at(host)->manager;
     run.prepared.insert(host);
     manager.prepare(i, shape, static_cast<uint32_t>(i));
+    for (const auto& record : early_[{i, host}]) record();
     manager.poll();
     const auto later = [&](auto action) {
       actions_.push_back([this, host, &manager, action] {
@@ -193,8 +200,8 @@ class World {
     dead_.insert(host);
     for (const auto& other : hosts_) {
       if (other.first == host) continue;
-      links_[{host, other.first}].push_back([&manager = other.second->manager, host] {
-        manager.on_host_lost(host, kLost, LostPeer::kDead);
+      links_[{host, other.first}].push_back([this, &manager = other.second->manager, host] {
+        for (size_t i = 0; i < runs_.size(); ++i) manager.lose(i, {host, kLost, LostPeer::kDead});
         manager.poll();
       });
     }
@@ -242,6 +249,7 @@ class World {
   std::vector<std::unique_ptr<Run>> runs_;
   std::map<uint32_t, std::unique_ptr<Host>> hosts_;
   std::map<std::pair<uint32_t, uint32_t>, std::vector<std::function<void()>>> links_;
+  std::map<std::pair<uint64_t, uint32_t>, std::vector<std::function<void()>>> early_;  ///< by exchange and host
   std::vector<std::function<void()>> actions_;
   std::set<uint32_t> dead_;
   std::set<size_t> cancelled_;
@@ -295,9 +303,9 @@ TEST(Exchanges, RefusesRecords) {
   };
   Counted plane;
   ExchangeManager target(2, plane);
-  ASSERT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kOk);  // early
-  EXPECT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kInvalid);
+  EXPECT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kInvalid);  // not prepared: the owner keeps it
   target.prepare(7, shape, 5);
+  ASSERT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kOk);
   EXPECT_EQ(target.on_report(7, 1, report(1, {})), Status::kInvalid);           // again
   EXPECT_EQ(target.on_report(7, 0, report(1, {})), Status::kInvalid);           // in another's name
   EXPECT_EQ(target.on_report(7, 0, report(0, {{1, 0, 1}})), Status::kInvalid);  // another's rows

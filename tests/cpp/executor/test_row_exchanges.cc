@@ -5,6 +5,7 @@
 //   ERR-1   Refused, FailedValue
 //   ERR-2   LostHost: at each moment; the memory comes back
 //   PEER-1  LostPeer: both hosts end, at each moment
+//   PEER-4  LostPeerWhoseRunIsLate: a host that gives up before the other's run has come is heard when it comes
 #include "executor/row_exchanges.h"
 
 #include <gtest/gtest.h>
@@ -313,7 +314,7 @@ TEST(RowExchanges, LostPeer) {
       for (int records = -1; records < 4; ++records) {  // -1: before the run
         Two two;
         RowHost& host = doubter == 0 ? two.zero : two.one;
-        const auto doubt = [&] { host.executor.lose_peer(1 - doubter, "not believed", LostPeer::kAlive); };
+        const auto doubt = [&] { host.executor.close_peer(1 - doubter, "not believed"); };
         if (records < 0) doubt();
         two.run(1, plan, 0);
         two.run(1, plan, 1);
@@ -327,6 +328,20 @@ TEST(RowExchanges, LostPeer) {
       }
     }
   }
+}
+
+TEST(RowExchanges, LostPeerWhoseRunIsLate) {
+  Two two;
+  two.run(1, 1, 0);
+  two.deliver();  // host 1 coordinates, and has this report before its run
+  two.zero.executor.close_peer(1, "not believed");
+  two.is_zero_there = false;
+  two.deliver();  // host 0 will not write, whatever host 1 decides
+  two.run(1, 1, 1);
+  two.deliver();
+  EXPECT_EQ(two.one.link.failure(handle(101)), "not believed");
+  two.expect_over(two.zero);
+  two.expect_over(two.one);
 }
 
 }  // namespace

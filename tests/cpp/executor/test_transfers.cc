@@ -53,7 +53,6 @@ TEST_F(Pair, PostsBeforeTheRun) {
   EXPECT_EQ(one.link.outgoing.size(), 1u);
   while (deliver(one)) {
   }
-  EXPECT_EQ(zero.executor.stats().exchanges, 1u);  // made by the post
   zero.run(1, 0, {A}, {B, C});
   settle();
   EXPECT_EQ(one.link.completions(C), 1u);
@@ -204,8 +203,8 @@ TEST_F(Pair, LostPeers) {
     zero.backend.set_faults(faults);
     zero.put(A, 7);
     if (stage == 0) {  // lost before the run comes
-      zero.executor.lose_peer(1, "host 1 is mad", Executor::LostPeer::kAlive);
-      one.executor.lose_peer(0, "host 0 is mad", Executor::LostPeer::kAlive);
+      zero.executor.close_peer(1, "host 1 is mad");
+      one.executor.close_peer(0, "host 0 is mad");
     }
     if (stage != 2) one.run(1, 0, {A}, {B, C});
     zero.run(1, 0, {A}, {B, C});
@@ -215,8 +214,8 @@ TEST_F(Pair, LostPeers) {
       zero.poll();
       if (stage == 5) one.link.outgoing.front().deliver(zero.executor);  // the send is under way
     }
-    zero.executor.lose_peer(1, "host 1 is mad", Executor::LostPeer::kAlive);
-    one.executor.lose_peer(0, "host 0 is mad", Executor::LostPeer::kAlive);
+    zero.executor.close_peer(1, "host 1 is mad");
+    one.executor.close_peer(0, "host 0 is mad");
     if (stage == 2) one.run(1, 0, {A}, {B, C});
     for (int round = 0; round < 4; ++round) {
       clock.advance(1000);
