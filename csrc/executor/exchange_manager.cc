@@ -70,7 +70,7 @@ void ExchangeManager::report_if_ready(uint64_t exchange, Part& part) {
   part.has_reported = true;
   if (part.coordinator_host == host_) {
     take_report(exchange, part, part.here.report());
-  } else if (!has(part.dead, part.coordinator_host)) {
+  } else if (!plane_.is_dead(part.coordinator_host, exchange)) {
     plane_.send_report(part.coordinator_host, exchange, encode(part.here.report()));
   }
 }
@@ -111,7 +111,7 @@ void ExchangeManager::send_decisions(uint64_t exchange, Part& part) {
   for (const auto& decision : decisions) {
     if (decision.first == host_) {
       decide(exchange, part, decision.second);
-    } else if (!has(part.dead, decision.first)) {
+    } else if (!plane_.is_dead(decision.first, exchange)) {
       plane_.send_decision(decision.first, exchange, encode(decision.second));
     }
   }
@@ -150,7 +150,7 @@ void ExchangeManager::decide(uint64_t exchange, Part& part, HostDecision decisio
     }
   }
   for (const uint32_t host : part.here.target_hosts()) {
-    if (has(part.dead, host)) continue;
+    if (plane_.is_dead(host, exchange)) continue;
     std::vector<Room> rooms;
     for (const Room& room : host == host_ ? part.rooms : decided.rooms) {
       if (part.shape.targets.host_of(room.target) == host) rooms.push_back(room);
@@ -167,7 +167,7 @@ void ExchangeManager::rows_written(uint64_t exchange, uint32_t host, std::string
   touched_.push_back(exchange);
   if (host == host_) {
     mark_written(exchange, *part, host, error);
-  } else if (!has(part->dead, host)) {
+  } else if (!plane_.is_dead(host, exchange)) {
     plane_.send_written(host, exchange, error);
   }
 }
@@ -200,16 +200,14 @@ void ExchangeManager::mark_written(uint64_t exchange, Part& part, uint32_t from,
 
 /// The rows of a lost host do not come any more.
 void ExchangeManager::fail_writer(Part& part, uint64_t exchange, uint32_t host, std::string_view text) {
-  if (!has(part.dead, host)) part.may_be_written = part.may_be_written || !part.rooms.empty();
+  if (!plane_.is_dead(host, exchange)) part.may_be_written = part.may_be_written || !part.rooms.empty();
   mark_written(exchange, part, host, text);
 }
 
-void ExchangeManager::lose(uint64_t exchange, const Lost& lost) {
-  const auto& [host, text, state] = lost;
+void ExchangeManager::lose(uint64_t exchange, uint32_t host, const std::string& text) {
   Part* at = find(exchange);
   if (at == nullptr || !at->shape.has_part(host)) return;
   Part& part = *at;
-  if (state == LostPeer::kDead && !has(part.dead, host)) part.dead.push_back(host);
   if (has(part.lost, host)) return;
   part.lost.push_back(host);
   touched_.push_back(exchange);
@@ -227,14 +225,15 @@ void ExchangeManager::lose(uint64_t exchange, const Lost& lost) {
 /// No decision will come. Other hosts may have theirs, and write to this one if it gave them memory. A coordinator that
 /// is alive may decide that this host writes: then its targets must hear that it does not.
 void ExchangeManager::lose_coordinator(uint64_t exchange, Part& part, std::string_view text) {
-  const bool is_told = !has(part.dead, part.coordinator_host);
+  const bool is_told = !plane_.is_dead(part.coordinator_host, exchange);
   if (is_told && !part.has_reported) {
     HostReport report{host_};
     report.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, std::string(text)};
     plane_.send_report(part.coordinator_host, exchange, encode(report));
   } else if (is_told && part.shape.sources.count_on(host_) != 0) {
     for (const auto& target : part.shape.targets.counts()) {
-      if (target.first != host_ && !has(part.dead, target.first)) plane_.send_written(target.first, exchange, text);
+      if (target.first == host_ || plane_.is_dead(target.first, exchange)) continue;
+      plane_.send_written(target.first, exchange, text);
     }
   }
   part.is_decided = true;

@@ -37,7 +37,6 @@
 #include "exchange/coordinator.h"
 #include "exchange/exchange_progress.h"
 #include "exchange/host_exchange.h"
-#include "executor/peer_book.h"
 
 namespace pathways {
 
@@ -59,6 +58,8 @@ class ExchangePlane {
   /// The exchange is over here. `part` has the decision, for slots and counts; it is gone after the call.
   virtual void finished(uint64_t exchange, const HostExchange& part) = 0;
   virtual void failed(uint64_t exchange, std::string_view text, Memory memory) = 0;
+  /// Nothing is sent or written to such a host (PEER-3).
+  virtual bool is_dead(uint32_t host, uint64_t exchange) const = 0;
 };
 
 class ExchangeManager {
@@ -81,9 +82,9 @@ class ExchangeManager {
   Status on_decision(uint64_t exchange, uint32_t from, std::span<const uint64_t> words);
   /// No effect on an exchange that is over: this host failed without a decision, and the writer had one.
   Status on_written(uint64_t exchange, uint32_t from, std::string_view error);
-  /// Nothing comes from the host any more. kDead: nothing is sent to it either; else it is told of failures as any other
-  /// host. No effect when the exchange is over, or was lost by this host before.
-  void lose(uint64_t exchange, const Lost& lost);
+  /// Nothing comes from the host any more. Unless it is dead, it is told of failures as any other host. No effect when
+  /// the exchange is over, or has lost this host before.
+  void lose(uint64_t exchange, uint32_t host, const std::string& text);
 
   /// Reports, decides, writes, and ends what can.
   void poll();
@@ -107,7 +108,6 @@ class ExchangeManager {
     std::unique_ptr<ExchangeCoordinator> coordinator;       ///< on the coordinator, until it has decided
     std::vector<Room> rooms;                                ///< this host's own
     std::vector<uint32_t> reported, written, lost;          ///< hosts; `reported` at the coordinator only
-    std::vector<uint32_t> dead;                             ///< those of `lost` that are sent nothing
     std::vector<std::pair<uint32_t, std::string>> gave_up;  ///< writers that failed before the decision, and why
     std::optional<std::string> error;
     uint32_t writes_left = 0;

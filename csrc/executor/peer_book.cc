@@ -42,10 +42,11 @@ std::string PeerBook::why_refused(uint64_t order) const {
 Status PeerBook::keep(uint64_t order, uint32_t host, uint64_t bytes, std::function<Status()> record) {
   PW_DCHECK(!has_come(order));
   const auto found = kept_.find(host);
-  const uint64_t kept = sizeof(Early) + bytes + (found == kept_.end() ? 0 : found->second);
+  bytes += kRecordBytes;
+  const uint64_t kept = bytes + (found == kept_.end() ? 0 : found->second);
   if (kept > kMostKept) return Status::kInvalid;
   kept_[host] = kept;
-  early_[order].push_back({host, sizeof(Early) + bytes, std::move(record)});
+  early_[order].push_back({host, bytes, std::move(record)});
   return Status::kOk;
 }
 

@@ -82,7 +82,7 @@ class PeerBook {
   std::string why_refused(uint64_t order) const;
 
   /// Keeps what `host` says of a run that has not come: `record` does it. kInvalid: more than this host keeps of a peer.
-  /// `bytes`: what the record holds beside itself.
+  /// `bytes`: of its data.
   Status keep(uint64_t order, uint32_t host, uint64_t bytes, std::function<Status()> record);
 
   /// Does what `host` says of a run, take(data), if the run has come; else keeps it with a copy of `data`.
@@ -117,6 +117,7 @@ class PeerBook {
   void validate() const;
 
  private:
+  static constexpr uint64_t kRecordBytes = 256;  ///< what a record takes beside its data, at most
   struct Early {
     uint32_t host;
     uint64_t bytes;

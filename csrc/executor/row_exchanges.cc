@@ -44,7 +44,7 @@ void RowExchanges::prepare(NodeRef ref) {
   exchange.targets = shards_on(shape.targets, host_);
   exchange.inputs_left = node.input_count;
   manager_.prepare(key, shape, node.global_node);
-  for (const auto& [host, lost] : peers_.closed()) manager_.lose(key, lost);  // before this host reports
+  for (const auto& [host, lost] : peers_.closed()) manager_.lose(key, host, lost.text);  // before this host reports
   if (queues_.gangs_block()) owed_.push_back(key);
   if (!exchange.targets.empty()) (void)receives_.begin(key, *this);
   go_on();
@@ -316,7 +316,7 @@ void RowExchanges::refuse(uint64_t order, const Plan& plan, const std::string& w
 void RowExchanges::miss(uint32_t slot, const Lost& lost) {
   const Run& run = runs_[slot];
   for (const NodeRecord& node : run.plan->plan.nodes()) {
-    if (is_exchange(node.kind)) manager_.lose(node_key(run.order, node.global_node), lost);
+    if (is_exchange(node.kind)) manager_.lose(node_key(run.order, node.global_node), lost.host, lost.text);
   }
   go_on();
 }

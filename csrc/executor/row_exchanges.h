@@ -96,6 +96,7 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
                   std::vector<Room> rooms) override;
   void finished(uint64_t exchange, const HostExchange& part) override;
   void failed(uint64_t exchange, std::string_view text, Memory memory) override;
+  bool is_dead(uint32_t host, uint64_t exchange) const override { return peers_.is_dead(host, order_of(exchange)); }
   // Receiver
   bool take_memory(uint64_t key) override;
   // PeerWaiter

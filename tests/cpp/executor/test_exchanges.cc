@@ -135,6 +135,7 @@ class World {
       ++world.failed;
       world.kept += memory == Memory::kMayBeWritten ? 1 : 0;
     }
+    bool is_dead(uint32_t of, uint64_t) const override { return dead.contains(of); }
     template <typename Record>
     void send(uint32_t to, uint64_t exchange, Record record) {
       world.links_[{host, to}].push_back([this, to, exchange, record] {
@@ -149,6 +150,7 @@ class World {
     }
     World& world;
     const uint32_t host;
+    std::set<uint32_t> dead;  ///< whose end it has heard of
     ExchangeManager manager;
   };
 
@@ -200,9 +202,10 @@ class World {
     dead_.insert(host);
     for (const auto& other : hosts_) {
       if (other.first == host) continue;
-      links_[{host, other.first}].push_back([this, &manager = other.second->manager, host] {
-        for (size_t i = 0; i < runs_.size(); ++i) manager.lose(i, {host, kLost, LostPeer::kDead});
-        manager.poll();
+      links_[{host, other.first}].push_back([this, &there = *other.second, host] {
+        there.dead.insert(host);
+        for (size_t i = 0; i < runs_.size(); ++i) there.manager.lose(i, host, kLost);
+        there.manager.poll();
       });
     }
   }
@@ -290,6 +293,7 @@ struct Counted final : ExchangePlane {
   void write_rows(uint64_t, uint32_t, std::vector<HostExchange::Move>, std::vector<Room>) override { ++writes; }
   void finished(uint64_t, const HostExchange&) override { ++ends; }
   void failed(uint64_t, std::string_view text, Memory) override { error = text; }
+  bool is_dead(uint32_t, uint64_t) const override { return false; }
   int reports = 0, decisions = 0, writtens = 0, writes = 0, ends = 0;
   std::string error;
 };

@@ -4,6 +4,7 @@
 //   MEM-2   MemoryInOrder
 //   ERR-1   Refused, FailedValue
 //   ERR-2   LostHost: at each moment; the memory comes back
+//   PEER-3  LostTogether: none of the hosts that die together is told of the end of another
 //   PEER-1  LostPeer: both hosts end, at each moment
 //   PEER-4  LostPeerWhoseRunIsLate: a host that gives up before the other's run has come is heard when it comes
 #include "executor/row_exchanges.h"
@@ -117,8 +118,11 @@ class RowBackend : public test::StubBackend {
 };
 
 /// Host 0 has the source shard, host 1 the target shard. Node 1 is coordinated by host 1, node 2 by host 0.
-PlanBuilder plan_of(uint32_t host, uint32_t node) {
-  const ExchangeShape shape{{1, {{0, 0}}}, {1, {{0, 1}}}, kCapacity, Overflow::kDrop, {}, Routes::kChosen, 4};
+const ExchangeShape kOfTwo{{1, {{0, 0}}}, {1, {{0, 1}}}, kCapacity, Overflow::kDrop, {}, Routes::kChosen, 4};
+/// Host 1 has a source shard, too, and host 2 the target shard. Node 3 is coordinated by host 0.
+const ExchangeShape kOfThree{{2, {{0, 0}, {1, 1}}}, {1, {{0, 2}}}, kCapacity, Overflow::kDrop, {}, Routes::kChosen, 4};
+
+PlanBuilder plan_of(uint32_t host, uint32_t node, const ExchangeShape& shape = kOfTwo) {
   PlanBuilder plan(host, 1, host == 0 ? 3 : 4);
   PlanBuilder::Node exchange;
   exchange.global_node = node;
@@ -327,6 +331,24 @@ TEST(RowExchanges, LostPeer) {
         two.expect_over(doubter == 0 ? two.one : two.zero);
       }
     }
+  }
+}
+
+TEST(RowExchanges, LostTogether) {
+  for (const uint32_t reported : {1u, 2u}) {  // the other one's end is the last thing that the decision waits for
+    Two two;
+    two.zero.executor.add_plan(3, Plan::parse(plan_of(0, 3, kOfThree).finish()));
+    two.zero.executor.set_compiled(3);
+    two.run(1, 3, 0);
+    two.zero.executor.poll();
+    HostReport report{reported};
+    report.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, "a fault of its own"};
+    ASSERT_EQ(two.zero.executor.on_exchange_words(ExchangeWords::kReport, 1, 3, reported, encode(report)), Status::kOk);
+    const std::vector<uint32_t> hosts{1, 2};
+    two.zero.executor.on_hosts_lost(hosts, "a power cut");
+    EXPECT_TRUE(two.zero.link.outgoing.empty()) << "host " << two.zero.link.outgoing.front().host << " is told";
+    EXPECT_FALSE(two.zero.link.failure(handle(101)).empty());
+    two.expect_over(two.zero);
   }
 }
 
