@@ -63,6 +63,7 @@ cdef class Buffer:
     cdef readonly Client client
     cdef bint deleted
     cdef public object cached         # the fetched value, or the fetch under way
+    cdef public object ahead          # READ-3: a fetch under way that nobody has asked for; a run may still donate it
     cdef readonly bint shared         # MEM-4: something may still read it outside of the order, or shares its memory
     cdef readonly uint64_t run        # tag of the run that makes it; 0: no run
     cdef Call maker                   # the call that made it
@@ -170,6 +171,53 @@ cdef class Buffer:
             return None
         return PyBytes_FromStringAndSize(<const char*>self.client.core.get().read(handle, self.layout.nbytes),
                                          self.layout.nbytes)
+
+    def _beside(self, bint in_a_row, Py_ssize_t most):
+        """READ-3: up to `most` other small arrays that will probably be read next: results of the same run; of those
+        that are ready, the same result of other runs; `in_a_row`: and all others. None of them is here, or on its way.
+        """
+        cdef Client client = self.client
+        cdef Buffer other
+        cdef FutureState state
+        cdef uint32_t i
+        cdef bint is_next
+        cdef list found = []
+        if client.core.get().futures().in_use() > client.core.get().futures().capacity() // 2:
+            return found
+        for i in range(client.top):
+            if not client.is_live(i):
+                continue
+            other = <Buffer><object>client.live[i]
+            if (other.deleted or other is self or other.is_inline or other.cached is not None
+                    or other.ahead is not None or other.layout.nbytes > kLargeBytes):
+                continue
+            state = client.core.get().poll(_handle(other.handle))
+            if state == FutureState.kReady:
+                is_next = in_a_row or (self.maker is not None and other.maker is self.maker and (
+                    other.place == self.place or other.run == self.run))
+            else:
+                is_next = state == FutureState.kPending and self.run != 0 and other.run == self.run
+            if is_next:
+                found.append(other)
+                if len(found) >= most:
+                    break
+        return found
+
+    def _ask_ahead(self, bytes payload not None, BlockView block not None):
+        """READ-3: as `Client.fetch`, but waits for nothing. Returns the token; 0: there is no room, and nothing was
+        sent.
+        """
+        cdef Client client = self.client
+        cdef const char* data = payload
+        cdef Handle token
+        if client.gated or client.core.get().allocate(self.layout.parts, &token) != Status.kOk:
+            return 0
+        if client.core.get().command(CommandKind.kFetch, self.layout.group, _handle(self.handle), token,
+                                     const_byte_span(<const byte*>data, len(payload)), NO_SPACE_SET, 0,
+                                     _lease(block, self.layout)) != Status.kOk:
+            client.core.get().forget(token)
+            return 0
+        return token.raw
 
     def _pin(self):
         """From now on something reads it outside of the order: a call that donates it must pass a copy (MEM-4)."""

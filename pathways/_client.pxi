@@ -33,6 +33,7 @@ cdef class Client:
     cdef unsigned long mover           # the identifier of that thread
     cdef int inside                    # number of threads between `enter` and `leave`
     cdef PyObject** live               # by index of the handle: the array that owns it (a borrowed reference)
+    cdef uint32_t top                  # no array has ever had this index, nor one above
     cdef list held                     # (handle, layout) of arrays released while a slice moved
     cdef Host host                     # embedded: the host that this client's threads run; else None
     cdef CppController* controller     # embedded: the controller
@@ -152,12 +153,16 @@ cdef class Client:
         for raw, layout in held:
             self.core.get().release(_handle(raw), layout.group, layout.nbytes)
 
+    cdef inline bint is_live(self, uint32_t index) noexcept:
+        """Whether an array has this index, and is not just being freed."""
+        return self.live[index] != NULL and Py_REFCNT_(self.live[index]) != 0
+
     def arrays_on(self, slice):
         """Every live array on a slice: those that are neither deleted nor freed."""
         cdef uint32_t i
         cdef list found = []
-        for i in range(self.core.get().futures().capacity()):
-            if self.live[i] != NULL and (<Buffer><object>self.live[i]).layout.slice is slice:
+        for i in range(self.top):
+            if self.is_live(i) and (<Buffer><object>self.live[i]).layout.slice is slice:
                 found.append(<object>self.live[i])
         return found
 
@@ -318,7 +323,10 @@ cdef class Client:
         array.handle = raw
         array.layout = layout
         array.client = self
-        self.live[_handle(raw).index()] = <PyObject*>array
+        cdef uint32_t index = _handle(raw).index()
+        self.live[index] = <PyObject*>array
+        if index >= self.top:
+            self.top = index + 1
         return array
 
     def stand_in(self, Layout layout not None):

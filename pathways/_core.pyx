@@ -26,6 +26,7 @@ cdef extern from "Python.h":
     int PyTuple_CheckExact_ "PyTuple_CheckExact"(PyObject*)
     int PyList_CheckExact_ "PyList_CheckExact"(PyObject*)
     PyObject* Py_TYPE_ "(PyObject*)Py_TYPE"(PyObject*)
+    Py_ssize_t Py_REFCNT_ "Py_REFCNT"(PyObject*)
     void Py_XDECREF_ "Py_XDECREF"(PyObject*)
     void Py_INCREF_ "Py_INCREF"(PyObject*)
     void Py_DECREF_ "Py_DECREF"(PyObject*)

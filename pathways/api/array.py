@@ -140,7 +140,8 @@ class Array(_Face):
             raise self._deleted_error("copy_to_host_async()")
         if self.cached is None and not self.client.is_embedded:
             self._learn()
-            self.cached = INLINE_RESULT if self.is_inline else self._read_back()
+            self.cached = INLINE_RESULT if self.is_inline else self.ahead or self._read_back()
+            self.ahead = None
 
     def delete(self) -> None:
         """Gives the buffer back now. Any later use is refused."""
@@ -190,8 +191,11 @@ class Array(_Face):
                 return value
             if not self.is_inline and self.client.state(self) == _FAILED:
                 raise self._failure()
+            is_asked = self.is_inline or self.ahead is not None
             self.copy_to_host_async()
             self.cached = self.cached or self._read_back()
+            if not is_asked:
+                self._read_ahead()
         fetched = self.cached
         if isinstance(fetched, (ReadBack, InlineResult)):
             self.cached = fetched = fetched.result(self)
@@ -202,6 +206,14 @@ class Array(_Face):
         try:
             read_back: ReadBack = self.layout.slice.cluster.transfer.read_back(self)
             return read_back
+        finally:
+            self.client.leave()
+
+    def _read_ahead(self) -> None:
+        """READ-3: this read must ask for its value, so it asks for those that will probably be read next, too."""
+        self.client.enter()
+        try:
+            self.layout.slice.cluster.transfer.read_ahead(self)
         finally:
             self.client.leave()
 
@@ -264,7 +276,7 @@ class Array(_Face):
 
     def _here(self) -> Any:
         """The value, if it is in this process's memory already; None otherwise. Waits for nothing and sends nothing."""
-        fetched = self.cached
+        fetched = self.ahead if self.cached is None else self.cached
         if isinstance(fetched, ReadBack):
             return fetched.result(self) if fetched.is_here(self) else None
         if fetched is not None and not isinstance(fetched, InlineResult):

@@ -6,6 +6,12 @@ A cluster has one `HostTransfer`, chosen when it is connected:
     InProcess       embedded: client and host are one process, and hand the values themselves over
 
 A small result that the client reads anyway comes with its completion, without a read-back of its own: `InlineResult`.
+
+READ-3: a read that must ask for its value, and wait, asks for the small values that are probably read next, too: the
+other results of its run, and the same result of other runs. If the client's last read asked as well, and no run came
+between, it asks for all that are ready. So whoever reads a tree, leaf by leaf, waits for one round trip. Nobody waits
+for such a value before it is read, and it changes nothing: its array may fail, be donated or be freed, as if nobody had
+asked.
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ from pathways.protocol import payloads
 INLINE_BYTES = 1024
 #: How long a value waits for room in shared memory before nothing seems to give any back.
 _PATIENCE_S = 30.0
+#: Most values that a read asks for ahead. A host takes no more than 4,096 commands of a client (messages/credits.h).
+MOST_AHEAD = 1024
 #: From here on the trimmer looks at how much of the arena is in use.
 BIG_BYTES = 1 << 20
 _READY, _FAILED = "ready", "failed"
@@ -63,6 +71,11 @@ class HostTransfer(abc.ABC):
     def read_back(self, array: Any) -> ReadBack:
         """Begins to bring the value of an array to this process."""
 
+    @abc.abstractmethod
+    def read_ahead(self, array: Any) -> None:
+        """Begins the same for what is probably read next (READ-3). Waits for nothing. `array`: whose read-back has just
+        begun, because it is read now."""
+
 
 class SharedMemory(HostTransfer):
     """To host processes of this machine."""
@@ -70,6 +83,7 @@ class SharedMemory(HostTransfer):
     def __init__(self, client: _core.Client, arena_trimmer: ArenaTrimmer) -> None:
         self._client = client
         self._arena_trimmer = arena_trimmer
+        self._asked_at = -1  # how many runs there had been at the last read that had to ask
 
     def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:  # noqa: D102
         kind: ArrayType = array.layout.cache
@@ -88,6 +102,17 @@ class SharedMemory(HostTransfer):
         read_back = _SharedMemoryReadBack(self._client, token, block)  # owns the token, also if this fails
         self._client.fetch(array, token, payloads.fetch_arena(block.offset, nbytes), block)
         return read_back
+
+    def read_ahead(self, array: Any) -> None:  # noqa: D102
+        in_a_row = self._asked_at == self._client.dispatches
+        self._asked_at = self._client.dispatches
+        for other in array._beside(in_a_row, MOST_AHEAD):
+            nbytes = other.layout.nbytes
+            block = self._client.allocate(max(nbytes, 1))
+            token = 0 if block is None else other._ask_ahead(payloads.fetch_arena(block.offset, nbytes), block)
+            if block is None or token == 0:
+                break
+            other.ahead = _SharedMemoryReadBack(self._client, token, block)
 
     def allocate(self, nbytes: int, what: object, array: Any = None) -> _core.BlockView:
         """A block of the client's shared memory; waits while others are released, and refuses what can never fit. The
@@ -122,6 +147,9 @@ class InProcess(HostTransfer):
         self._handed_over[token] = None  # the host fills it in only where it is asked for
         self._client.fetch(array, token, payloads.fetch_local(token))
         return read_back
+
+    def read_ahead(self, array: Any) -> None:
+        """There is nobody to ask."""
 
 
 class InlineResult:

@@ -62,11 +62,11 @@ class MachineCluster:
         """Whether the controller still runs."""
         return self.handle.is_alive()
 
-    def start_agent(self, name: str, **what: Any) -> AgentHandle:
-        """Starts an agent of this name; it may not have joined yet."""
+    def start_agent(self, name: str, port: str | None = None, **what: Any) -> AgentHandle:
+        """Starts an agent of this name, which dials `port`, or the cluster's; it may not have joined yet."""
         token = Tokens(authority_folder(self.handle.directory)).make(Role.HOST, 600.0)
         kept = None if self._insecure else os.path.join(self.folder, f"{name}.pem")
-        agent = AgentHandle(self.handle.port, token, kept, name=name, **{**self._shape, **what})
+        agent = AgentHandle(port or self.handle.port, token, kept, name=name, **{**self._shape, **what})
         self.agents[name] = agent
         return agent
 
