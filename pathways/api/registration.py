@@ -31,7 +31,7 @@ class Registration:
             control.serve_callbacks(cluster.effects.callbacks)
         self.program = program
         self.group: int = control.group(bound.hosts())
-        self.number = control.register_program(program, bound.bindings)
+        self.number = control.register_program(program, bound.bindings, self._forget_late)
 
     def settle(self) -> None:
         """Waits until the hosts have compiled it.
@@ -45,6 +45,11 @@ class Registration:
         except TimeoutError:
             assert deadline is not None
             raise deadline.passed("being compiled by its hosts") from None
+
+    def _forget_late(self, number: int) -> None:
+        """The controller has registered it when nobody waited for that any more."""
+        self._cluster.forgotten.append((number, self.group))
+        threading.Thread(target=self._cluster.sweep_if_open, name="pathways-sweep", daemon=True).start()
 
     def drop(self) -> None:
         """Nobody can call it any more."""
@@ -74,7 +79,7 @@ class CompositeRegistration(Registration):
         for plan in self.plans:
             plan.settle()
         self.number = self._cluster.control().register_composite(
-            self._name, self._composite, [plan.number for plan in self.plans], self.group
+            self._name, self._composite, [plan.number for plan in self.plans], self.group, self._forget_late
         )
 
     def drop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -200,6 +201,11 @@ class Session:
             numbers.append(number)
         if numbers:
             self.control().forget_programs(numbers)
+
+    def sweep_if_open(self) -> None:
+        """`sweep`, of a thread that nobody waits for. If the cluster has ended, nothing is left to be forgotten."""
+        with contextlib.suppress(errors.PathwaysError):
+            self.sweep()
 
 
 def layout_key(

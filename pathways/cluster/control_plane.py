@@ -19,6 +19,9 @@ from pathways.plan.topology import SliceBinding, Topology
 from pathways.protocol.control_pb2 import ComputationAnalysis
 from pathways.protocol.wire import Variable
 
+#: Takes the number of a program that was registered when nobody waited for that any more.
+Late = Callable[[int], object]
+
 
 class ControlPlane(Protocol):
     """What the API needs of a cluster besides dispatch. The cluster is a remote one, or this process itself."""
@@ -52,8 +55,13 @@ class ControlPlane(Protocol):
     def group(self, hosts: tuple[int, ...]) -> int:
         """The number of the group of exactly these hosts."""
 
-    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
-        """Sends a program, bound to devices mesh by mesh, to its hosts. Returns its number, and waits for no host."""
+    def register_program(
+        self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...], late: Late | None = None
+    ) -> int:
+        """Sends a program, bound to devices mesh by mesh, to its hosts. Returns its number, and waits for no host.
+        `late` gets the number if this call ends before it is known, by a deadline or Ctrl-C: then somebody must forget
+        the program. It may be called by any thread, and must not wait.
+        """
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """Waits until the program is compiled. Raises `ComputationError` with the host and XLA's message, `PlanError`
@@ -61,9 +69,11 @@ class ControlPlane(Protocol):
         compiled after `timeout` seconds; the hosts go on compiling.
         """
 
-    def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
+    def register_composite(
+        self, name: str, composite: Composite, plans: Sequence[int], group: int, late: Late | None = None
+    ) -> int:
         """Gives the controller a program with loops, whose plans have these numbers and are compiled. Returns its
-        number. Raises `PlanError` for one that cannot be run."""
+        number. Raises `PlanError` for one that cannot be run. `late`: as of `register_program`."""
 
     def analyze(self, program_id: int) -> dict[int, ComputationAnalysis]:
         """XLA's analysis of a compiled program, by number of a computation."""

@@ -18,6 +18,7 @@ import jax
 
 from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
+from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.slice_moves import Move
 from pathways.cluster.tracing import EmbeddedRecording
@@ -153,7 +154,9 @@ class EmbeddedControl:
         with self._lock:
             return self._numbers.group(hosts)
 
-    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+    def register_program(
+        self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...], late: Late | None = None
+    ) -> int:
         """See `ControlPlane`."""
         with self._lock:
             self._programs += 1
@@ -187,7 +190,9 @@ class EmbeddedControl:
         if program_id in self._errors:
             raise errors.from_text(self._errors[program_id], errors.ComputationError)
 
-    def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
+    def register_composite(
+        self, name: str, composite: Composite, plans: Sequence[int], group: int, late: Late | None = None
+    ) -> int:
         """See `ControlPlane`."""
         with self._lock:
             self._programs += 1

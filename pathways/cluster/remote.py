@@ -31,6 +31,7 @@ from pathways import _core, errors
 from pathways._jaxlib import Callback
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.callbacks import Answers
+from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.operator import client_request, limit_request, limits_of
 from pathways.cluster.slice_moves import Move, SliceMover
@@ -194,7 +195,14 @@ class RemoteControl:
                 f"a slice needs a shape of ints, axis names and an island number or None, got {shape!r}, "
                 f"{axis_names!r}, {island!r}"
             ) from error
-        return load(self._call(self._stub.AllocateSlice, request), SliceBinding)
+        return load(self._call(self._stub.AllocateSlice, request, late=self._release_late), SliceBinding)
+
+    def _release_late(self, reply: Any) -> None:
+        """Nobody waits any more for the slice that the controller has made. It is on the thread of a call's answer."""
+        request = pb.ReleaseSliceRequest(slice_id=load(reply, SliceBinding).slice_id)
+        with contextlib.suppress(ValueError):  # the channel was closed
+            call = self._stub.ReleaseSlice.future(request, metadata=wire.bearer(self._token))
+            call.add_done_callback(lambda _: None)  # a call that nobody has is cancelled
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
@@ -216,24 +224,28 @@ class RemoteControl:
         """See `ControlPlane`."""
         return int(self._call(self._stub.Group, pb.GroupRequest(hosts=hosts)).group)
 
-    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+    def register_program(
+        self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...], late: Late | None = None
+    ) -> int:
         """See `ControlPlane`."""
         request = pb.RegisterProgramRequest(
             program=dump_program(program, texts=False),
             bindings=[pb.Binding(devices=devices) for devices in bindings],
             name=program.name,
         )
-        return int(self._call(self._stub.RegisterProgram, request).program_id)
+        return int(self._call(self._stub.RegisterProgram, request, late=_number_to(late)).program_id)
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """See `ControlPlane`."""
         self._call(self._stub.WaitCompiled, pb.ProgramRequest(program_id=program_id), timeout)
 
-    def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
+    def register_composite(
+        self, name: str, composite: Composite, plans: Sequence[int], group: int, late: Late | None = None
+    ) -> int:
         """See `ControlPlane`."""
         message = dump(composite, program_pb2.Composite)
         request = pb.RegisterCompositeRequest(name=name, plans=plans, group=group, composite=message)
-        return int(self._call(self._stub.RegisterComposite, request).program_id)
+        return int(self._call(self._stub.RegisterComposite, request, late=_number_to(late)).program_id)
 
     def analyze(self, program_id: int) -> dict[int, pb.ComputationAnalysis]:
         """See `ControlPlane`."""
@@ -397,18 +409,22 @@ class RemoteControl:
             )
         return errors.ControllerLostError(f"{gone}; connect again.{' ' if words else ''}{words}")
 
-    def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+    def _call(
+        self, method: Any, request: Any, timeout: float | None = None, late: Callable[[Any], object] | None = None
+    ) -> Any:
+        """Calls the controller. `late`: of a request by which the controller makes something that somebody must take:
+        called with the answer when this thread waits for it no longer, because of a deadline or Ctrl-C.
+        """
         if self._closed:
             raise self._failure or errors.ClusterClosedError("this connection to the cluster was closed")
         deadline = _core.deadline_here() if timeout is None else None  # END-1: the controller may be stopped
+        left = timeout if deadline is None else deadline.left()
         try:
-            return method(
-                request,
-                timeout=timeout if deadline is None else deadline.left(),
-                metadata=wire.bearer(self._token),
-            )
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            if late is not None:
+                return _answer(method.future(request, metadata=wire.bearer(self._token)), left, late)
+            return method(request, timeout=left, metadata=wire.bearer(self._token))
+        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+            if isinstance(error, grpc.FutureTimeoutError) or error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 if deadline is not None:
                     raise deadline.passed("waiting for the controller") from None
                 raise TimeoutError(f"no answer from the cluster within {timeout:g} s") from error
@@ -429,3 +445,18 @@ class RemoteControl:
                     return failure
                 threading.Event().wait(0.005)
         return errors.PathwaysError(f"the control plane failed: {error.code().name}: {error.details()}")
+
+
+def _number_to(late: Late | None) -> Callable[[Any], object] | None:
+    return None if late is None else lambda reply: late(reply.program_id)
+
+
+def _answer(call: Any, timeout: float | None, late: Callable[[Any], object]) -> Any:
+    """Waits for the answer of a call. If this thread stops waiting, the answer goes to `late`."""
+    try:
+        return call.result(timeout)
+    except grpc.RpcError:
+        raise
+    except BaseException:
+        call.add_done_callback(lambda call: late(call.result()) if call.code() is grpc.StatusCode.OK else None)
+        raise
