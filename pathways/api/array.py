@@ -211,9 +211,11 @@ class Array(_Face):
 
     def _read_ahead(self) -> None:
         """READ-3: this read must ask for its value, so it asks for those that will probably be read next, too."""
+        cluster = self.layout.slice.cluster
+        cluster.failures.watch()  # its thread drops what is not read
         self.client.enter()
         try:
-            self.layout.slice.cluster.transfer.read_ahead(self)
+            cluster.transfer.read_ahead(self)
         finally:
             self.client.leave()
 

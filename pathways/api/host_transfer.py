@@ -11,7 +11,7 @@ READ-3: a read that must ask for its value, and wait, asks for the small values 
 other results of its run, and the same result of other runs. If the client's last read asked as well, and no run came
 between, it asks for all that are ready. So whoever reads a tree, leaf by leaf, waits for one round trip. Nobody waits
 for such a value before it is read, and it changes nothing: its array may fail, be donated or be freed, as if nobody had
-asked.
+asked. A value that has come and is not read soon is dropped, so an array that lives on keeps nothing more than before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import gc
 import itertools
 import threading
 import time
+import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ _PATIENCE_S = 30.0
 MOST_AHEAD = 1024
 #: From here on the trimmer looks at how much of the arena is in use.
 BIG_BYTES = 1 << 20
-_READY, _FAILED = "ready", "failed"
+_READY, _FAILED, _PENDING = "ready", "failed", "pending"
 _keys = itertools.count(1)
 
 
@@ -76,6 +77,10 @@ class HostTransfer(abc.ABC):
         """Begins the same for what is probably read next (READ-3). Waits for nothing. `array`: whose read-back has just
         begun, because it is read now."""
 
+    @abc.abstractmethod
+    def drop_unread(self) -> None:
+        """Drops what was read ahead, had come at the last call of this, and is not read yet (READ-3). Any thread."""
+
 
 class SharedMemory(HostTransfer):
     """To host processes of this machine."""
@@ -84,6 +89,7 @@ class SharedMemory(HostTransfer):
         self._client = client
         self._arena_trimmer = arena_trimmer
         self._asked_at = -1  # how many runs there had been at the last read that had to ask
+        self._ahead: list[weakref.ref[Any]] = []  # arrays that were read ahead
 
     def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:  # noqa: D102
         kind: ArrayType = array.layout.cache
@@ -113,6 +119,19 @@ class SharedMemory(HostTransfer):
             if block is None or token == 0:
                 break
             other.ahead = _SharedMemoryReadBack(self._client, token, block)
+            self._ahead.append(weakref.ref(other))
+
+    def drop_unread(self) -> None:  # noqa: D102
+        asked, self._ahead = self._ahead, []
+        for each in asked:
+            array = each()
+            read_back = None if array is None else array.ahead
+            if array is None or read_back is None:
+                continue
+            if read_back.is_left():
+                array.ahead = None
+            else:
+                self._ahead.append(each)
 
     def allocate(self, nbytes: int, what: object, array: Any = None) -> _core.BlockView:
         """A block of the client's shared memory; waits while others are released, and refuses what can never fit. The
@@ -150,6 +169,9 @@ class InProcess(HostTransfer):
 
     def read_ahead(self, array: Any) -> None:
         """There is nobody to ask."""
+
+    def drop_unread(self) -> None:
+        """There is nothing."""
 
 
 class InlineResult:
@@ -211,6 +233,12 @@ class _SharedMemoryReadBack(ReadBack):
     def __init__(self, client: _core.Client, token: int, block: _core.BlockView) -> None:
         super().__init__(client, token)
         self._block = block
+        self._has_come = False  # at the last look
+
+    def is_left(self) -> bool:
+        """Looks whether the value has come, or will not. Returns whether that was so at the last look already."""
+        had_come, self._has_come = self._has_come, self._client.wait_raw(self._token, 0.0) != _PENDING
+        return had_come
 
     def _take(self, layout: _core.Layout) -> Any:
         return value_of(layout, memoryview(self._block))

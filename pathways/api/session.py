@@ -72,7 +72,7 @@ class Session:
         )
         self.arena_trimmer = ArenaTrimmer(self.native)
         self.effects = Effects()
-        self.failures = UnreadFailures(self.native, self.effects.settle)
+        self.failures = UnreadFailures(self.native, self._let_go)
         self.first_calls = FirstCalls(control.compiling)
         self.driver = None
         self.transfer: HostTransfer
@@ -201,6 +201,11 @@ class Session:
             numbers.append(number)
         if numbers:
             self.control().forget_programs(numbers)
+
+    def _let_go(self) -> None:
+        """Lets go of what this library itself holds and needs no more. A thread calls it again and again."""
+        self.effects.settle()
+        self.transfer.drop_unread()
 
     def sweep_if_open(self) -> None:
         """`sweep`, of a thread that nobody waits for. If the cluster has ended, nothing is left to be forgotten."""

@@ -64,11 +64,11 @@ class HeldWire:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(self._host, self._number)
         for who, source, target in ((DIALER, reader, far_writer), (PORT, far_reader, writer)):
-            task = self._loop.create_task(self._carry(who, source, target))
+            task = self._loop.create_task(self._pass_on(who, source, target))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, who: str, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, who: str, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         try:
             while data := await source.read(1 << 16):
                 self.sent[who] += len(data)
