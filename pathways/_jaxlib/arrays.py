@@ -34,9 +34,16 @@ def valid_jaxtype(value: Any) -> bool:
     return bool(core.valid_jaxtype(value))
 
 
-def shaped_array(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
-    """The abstract value of an array."""
-    return core.ShapedArray(shape, dtype, weak_type=weak_type)
+def shaped_array(shape: tuple[int, ...], dtype: Any, weak_type: bool, sharding: Any = None) -> Any:
+    """The abstract value of an array. `sharding`: what explicit axes of its mesh make of its type."""
+    return core.ShapedArray(shape, dtype, weak_type=weak_type, sharding=sharding)
+
+
+def struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """A type as a `jax.ShapeDtypeStruct`, with its sharding if that is over explicit axes."""
+    sharding = getattr(aval, "sharding", None)
+    sharding = sharding if sharding is not None and sharding.mesh.explicit_axes else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False), sharding=sharding)
 
 
 def abstract_value(value: Any) -> Any:

@@ -18,6 +18,7 @@ from pathways._jaxlib.arrays import (
     is_tracer,
     shaped_array,
     shards_of,
+    struct,
     valid_jaxtype,
 )
 from pathways._jaxlib.callback_order import in_order, jaxpr_in_order, order_var
@@ -128,7 +129,13 @@ from pathways._jaxlib.references import (
     plain_holder,
     reference_type,
 )
-from pathways._jaxlib.slice_meshes import accept_slice_meshes, slice_mesh, slice_name
+from pathways._jaxlib.slice_meshes import (
+    accept_slice_meshes,
+    outside_other_meshes,
+    slice_explicit,
+    slice_mesh,
+    slice_name,
+)
 from pathways._jaxlib.thread_state import (
     current_level,
     is_jit_disabled,

@@ -21,6 +21,7 @@ from jax._src.random import prng
 
 from pathways._jaxlib.jaxprs import jit_p
 from pathways._jaxlib.physical_form import is_key
+from pathways._jaxlib.slice_meshes import is_of_set_mesh
 from pathways._jaxlib.thread_state import NotesRecording
 from pathways._jaxlib.user_settings import is_mesh_set, outside_meshes
 
@@ -32,6 +33,7 @@ def accept_arrays(
     full_like: Callable[[Any, Any, Any], Any],
     elsewhere: Callable[[str], Callable[[Any, Sequence[Any]], Sequence[Any]] | None],
     pulled: Callable[[str, str, Sequence[Any]], None],
+    placed_inside: Callable[[str, Any], Callable[[Any, Sequence[Any]], Sequence[Any]] | None],
 ) -> None:
     """Teaches JAX an array type of ours, whose instances have `aval`.
 
@@ -42,7 +44,9 @@ def accept_arrays(
     local device) also use `fetch`ed values.
 
     If `elsewhere(name)` returns a function for a jit's name, the jit runs by that function, whatever its arguments. So
-    a placed function runs on its slice even when its gradient or its batched form is computed eagerly.
+    a placed function runs on its slice even when its gradient or its batched form is computed eagerly. The same holds
+    for what `placed_inside(name, closed jaxpr)` returns for a function of JAX itself: a loop with placed functions
+    inside has none of our arrays among its arguments if it starts from values of this process.
 
     Two functions read an array without computing with it. `jax.device_get` (of keys) goes to `fetch`. `lax.full_like`,
     in which `jnp.zeros_like` ends, goes to `full_like(array, fill value, dtype or None)`.
@@ -58,6 +62,10 @@ def accept_arrays(
         if there is not None:
             return list(there(jaxpr, args)), None, None, []
         ours = [value for value in (*args, *jaxpr.consts) if is_ours(value)]
+        if not any(map(is_ours, args)) and _is_from_library(jaxpr.debug_info.func_filename):
+            there = placed_inside(params["name"], jaxpr)  # a loop, say, around placed functions
+            if there is not None:
+                return list(there(jaxpr, args)), None, None, []
         if not ours:
             return plain(*args, **params)
         if not any(map(is_ours, args)):
@@ -75,7 +83,8 @@ def accept_arrays(
     def infer(fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A function of JAX's on our arrays runs on their slice, so it is traced without the mesh of this process.
         library = is_mesh_set() and _is_from_library(_source_file(info.fun_sourceinfo))
-        if library and any(map(is_ours, jax.tree.leaves((args, kwargs)))):
+        ours = list(filter(is_ours, jax.tree.leaves((args, kwargs)))) if library else []
+        if ours and not all(map(is_of_set_mesh, ours)):
             return outside_meshes(plain_infer)(fun, info, args, kwargs)
         return plain_infer(fun, info, args, kwargs)
 

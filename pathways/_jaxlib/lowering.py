@@ -26,6 +26,7 @@ from pathways._jaxlib.callbacks import CALLBACK_KINDS, Callback, callback_operat
 from pathways._jaxlib.jaxprs import jit_p
 from pathways._jaxlib.mlir_modules import strip_locations
 from pathways._jaxlib.physical_form import is_key
+from pathways._jaxlib.slice_meshes import slice_name
 
 
 def lower_jaxpr(
@@ -162,8 +163,17 @@ def is_lowering_for_slices() -> bool:
 def guard_lowering(refuse: Callable[[str], None]) -> None:
     """From now on, calls `refuse(name)` for each inner `jax.jit` that JAX lowers to run in this process.
 
-    What is lowered for slices has no devices, which JAX's rule for `custom_partitioning` wants.
+    What is lowered for slices has no devices, which JAX's rule for `custom_partitioning` wants. And the type of a
+    cotangent may be on the slice that the value came from, whose axes mean nothing in the module of another.
     """
+    plain_typed = jax_mlir.lower_with_sharding_in_types
+
+    def typed(ctx: Any, value: Any, aval: Any) -> Any:
+        held = slice_name(getattr(getattr(aval, "sharding", None), "mesh", None))
+        here = slice_name(getattr(ctx.module_context.axis_context, "abstract_mesh", None))
+        return plain_typed(ctx, value, aval) if held is None or here in (None, held) else value
+
+    jax_mlir.lower_with_sharding_in_types = typed
     plain = pjit._pjit_lowering
 
     def rule(ctx: Any, *args: Any, name: str, **params: Any) -> Any:

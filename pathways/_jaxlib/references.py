@@ -37,9 +37,9 @@ def reference_type(reference: Any) -> Any:
     return reference.aval.inner_aval
 
 
-def abstract_reference(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
-    """A reference without a value, which only its type is read of, to trace a function with."""
-    return core.Ref(types.AbstractRef(core.ShapedArray(shape, dtype, weak_type=weak_type)), None)
+def abstract_reference(aval: Any) -> Any:
+    """A reference without a value to an array of that type, to trace a function with."""
+    return core.Ref(types.AbstractRef(aval), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ Threading: a mesh is set for the calling thread. The table of meshes is guarded 
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import weakref
@@ -16,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core, pjit, sharding_impls
+from jax._src import api, core, pjit, shard_map, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from pathways._jaxlib.user_settings import abstract_mesh_setting, concrete_mesh_setting
+from pathways._jaxlib.user_settings import F, abstract_mesh_setting, concrete_mesh_setting, outside_meshes
 
 _lock = threading.Lock()
 _known: weakref.WeakValueDictionary[Any, SliceMesh] = weakref.WeakValueDictionary()  # guarded by _lock
@@ -31,13 +32,18 @@ class SliceMesh(AbstractMesh):
     mesh of one slice (`jax.shard_map(mesh=)`) may run on another. It is hashed as itself, so that JAX's caches seldom
     take it for another. They may: those in C++ also compare keys of different hashes. So the mesh that is set says on
     which slice a call runs, and not the mesh in what was traced: neither that of a call, nor that of an equation.
+    With explicit axes, each type of a value says on which slice it is. So the mesh of such a slice is equal to itself
+    alone.
     """
 
     slice_name: str
+    slice_explicit: tuple[str, ...]  # the slice's own explicit axes; within a part of a function, others may be
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, AbstractMesh)
+            and not self.slice_explicit
+            and not slice_explicit(other)
             and other.abstract_device is None
             and other.shape_tuple == self.shape_tuple
             and other.axis_types == self.axis_types
@@ -46,12 +52,16 @@ class SliceMesh(AbstractMesh):
     def __hash__(self) -> int:
         return object.__hash__(self)
 
+    def __repr__(self) -> str:
+        return super().__repr__() + (f" of slice {self.slice_name!r}" if self.slice_explicit else "")
+
     def update(
         self, axis_sizes: Any = None, axis_names: Any = None, axis_types: Any = None, **options: Any
     ) -> AbstractMesh:
         """With other types of axes it is a mesh of the same slice; with other axes, of none."""
         if axis_sizes is None and axis_names is None and not options:
-            return slice_mesh(self.slice_name, self.axis_names, self.axis_sizes, axis_types or self.axis_types)
+            types = axis_types or self.axis_types
+            return slice_mesh(self.slice_name, self.axis_names, self.axis_sizes, types, self.slice_explicit)
         return super().update(axis_sizes, axis_names, axis_types, **options)
 
     def __reduce__(self) -> Any:
@@ -59,9 +69,11 @@ class SliceMesh(AbstractMesh):
         return AbstractMesh, (self.axis_sizes, self.axis_names, self.axis_types)
 
 
-def slice_mesh(name: str, axes: Sequence[str], sizes: Sequence[int], types: Sequence[AxisType]) -> SliceMesh:
-    """The mesh of the slice of that name; the same object for the same axes."""
-    key = name, tuple(axes), tuple(sizes), tuple(types)
+def slice_mesh(
+    name: str, axes: Sequence[str], sizes: Sequence[int], types: Sequence[AxisType], explicit: Sequence[str] = ()
+) -> SliceMesh:
+    """The mesh of the slice of that name; the same object for the same axes. `explicit`: the slice's own such axes."""
+    key = name, tuple(axes), tuple(sizes), tuple(types), tuple(explicit)
     with _lock:
         mesh = _known.get(key)
         if mesh is None:
@@ -73,6 +85,7 @@ def slice_mesh(name: str, axes: Sequence[str], sizes: Sequence[int], types: Sequ
                 "abstract_device": None,
                 "size": math.prod(sizes),
                 "slice_name": name,
+                "slice_explicit": key[4],
             }
             for field, value in fields.items():
                 object.__setattr__(mesh, field, value)
@@ -85,11 +98,36 @@ def slice_name(mesh: Any) -> str | None:
     return mesh.slice_name if isinstance(mesh, SliceMesh) else None
 
 
+def slice_explicit(mesh: Any) -> tuple[str, ...]:
+    """The explicit axes of the slice whose mesh it is."""
+    return mesh.slice_explicit if isinstance(mesh, SliceMesh) else ()
+
+
+def is_of_set_mesh(value: Any) -> bool:
+    """Whether it is an array of a slice with explicit axes whose mesh is set for this thread."""
+    mesh = abstract_mesh_setting.value
+    if not isinstance(mesh, SliceMesh) or not mesh.explicit_axes:
+        return False
+    return getattr(getattr(getattr(value, "aval", None), "sharding", None), "mesh", None) is mesh
+
+
+def outside_other_meshes(function: F) -> F:
+    """Runs `function` as if no mesh were set for its thread, unless its first argument `is_of_set_mesh`: a
+    `PartitionSpec` alone is then one on that slice."""
+    outside = outside_meshes(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (function if args and is_of_set_mesh(args[0]) else outside)(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
 def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]], Sequence[Any]]) -> None:
     """Lets a slice's mesh be set. While one is set, a `jax.jit` at the top level calls `run(slice's name, closed jaxpr,
     parameters, arguments)`. A `PartitionSpec` alone is one on that slice."""
     plain_set, plain_context, plain_spec = sharding_impls.set_mesh, pjit.get_ctx_mesh, api.pspec_to_sharding
-    plain_call = pjit._pjit_call_impl_python
+    plain_call, plain_auto, plain_map = pjit._pjit_call_impl_python, pjit._auto_axes, shard_map._shard_map
 
     class set_mesh(plain_set):  # type: ignore[misc, valid-type]
         """`jax.set_mesh`, which also takes the mesh of a slice (`slice.mesh`)."""
@@ -132,7 +170,28 @@ def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]],
             abstract_mesh_setting.set_local(set_before)
 
     core.JaxprEqnContextManager.__enter__ = enter_equation
+
+    def at_once(plain: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+        """What `plain` makes of a function, run on the slice as one `jax.jit` when it is called outside of a trace: in
+        it, values have types over meshes that no array of a slice has."""
+
+        def make(function: Any, **options: Any) -> Any:
+            made = plain(function, **options)
+
+            @functools.wraps(made)
+            def call_at_once(*args: Any, **kwargs: Any) -> Any:
+                mesh = abstract_mesh_setting.value if core.trace_state_clean() else None
+                if not isinstance(mesh, SliceMesh):
+                    return made(*args, **kwargs)
+                fixed = {name: kwargs.pop(name) for name in ("out_sharding",) if name in kwargs}
+                return jax.jit(functools.partial(made, **fixed))(*args, **kwargs)
+
+            return call_at_once
+
+        return make
+
     pjit._pjit_call_impl_python = call
+    pjit._auto_axes, shard_map._shard_map = at_once(plain_auto), at_once(plain_map)
     jax.set_mesh = sharding_impls.set_mesh = jax.sharding.set_mesh = set_mesh
     pjit.get_ctx_mesh = context
     api.pspec_to_sharding = spec_on

@@ -259,8 +259,13 @@ class Array(_Face):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-dimensional array")
+        rows: jax.Array = self
+        sharding = self.aval.sharding
+        if any(sharding.spec.partitions[:1]):  # over explicit axes: nobody can say what type a row of it has
+            rest = jax.sharding.PartitionSpec(None, *sharding.spec.partitions[1:])
+            rows = jax.sharding.reshard(self, jax.sharding.NamedSharding(sharding.mesh, rest))
         # As JAX: a hundred rows per dispatch.
-        return (row for first in range(0, self.shape[0], 100) for row in jax.numpy.unstack(self[first : first + 100]))
+        return (row for first in range(0, self.shape[0], 100) for row in jax.numpy.unstack(rows[first : first + 100]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())
@@ -330,7 +335,9 @@ class ReadName:
 
 
 def _aval(self: Array) -> Any:
-    return _jaxlib.shaped_array(self.layout.shape, self.layout.dtype, self.layout.weak_type)
+    layout = self.layout
+    sharding = specs.sharding_in_type(layout.slice.mesh_spec, layout.spec[: len(layout.shape)])
+    return _jaxlib.shaped_array(layout.shape, layout.dtype, layout.weak_type, sharding)
 
 
 #: Properties of `Array` that follow from its layout alone: name, type, description, value.

@@ -114,9 +114,10 @@ class Lowering:
 
         def layout(value: int, struct: Any) -> _core.Layout:
             kind = self.program.values[value]
+            slice_ = slices[kind.mesh]
             return cluster.layout(
-                kind,
-                slices[kind.mesh],
+                specs.as_typed(kind, slice_.mesh_spec, struct),
+                slice_,
                 dtype=_jaxlib.logical_dtype(struct.dtype, kind.dtype),
                 shape=tuple(struct.shape),
                 weak_type=bool(struct.weak_type) and not getattr(struct, "is_reference", False),

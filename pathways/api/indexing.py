@@ -262,5 +262,5 @@ def _indexing(
         return window if update is None else jax.lax.dynamic_update_slice(x, window, starts)
 
     body = by_shape if isinstance(what, Shape) else by_positions
-    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in (array, *arguments)]
-    return jax.make_jaxpr(body)(*structs)
+    with jax.sharding.use_abstract_mesh(array.sharding.mesh):  # an empty one, unless the slice has explicit axes
+        return jax.make_jaxpr(body)(*map(_jaxlib.struct, (array, *arguments)))

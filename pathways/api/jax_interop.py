@@ -26,6 +26,7 @@ from pathways.api.put import device_put
 from pathways.api.slices import slice_of_mesh
 from pathways.api.tracing import find_slice
 from pathways.compiler import primitives, specs
+from pathways.compiler.inlining import holds_slice_tag, placed_meshes
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.placed import lookup, refuse_elsewhere
 
@@ -36,7 +37,7 @@ _NUMBERS = (int, float, bool, complex)
 def install() -> None:
     """Teaches JAX what a `pw.Array` is, and `pw.Array` what JAX's arrays can."""
     methods, properties = (
-        {name: _jaxlib.outside_meshes(fun) for name, fun in some.items()} for some in _jaxlib.array_attributes()
+        {name: _jaxlib.outside_other_meshes(fun) for name, fun in some.items()} for some in _jaxlib.array_attributes()
     )
     attributes: dict[str, Any] = {
         name: property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
@@ -44,13 +45,13 @@ def install() -> None:
     }
     attributes |= methods
     attributes |= {
-        name: _operator(name, _jaxlib.outside_meshes(fun)) for name, fun in _jaxlib.array_operators().items()
+        name: _operator(name, _jaxlib.outside_other_meshes(fun)) for name, fun in _jaxlib.array_operators().items()
     }
     for name in attributes.keys() - vars(Array).keys():
         setattr(Array, name, attributes[name])
     setattr(Array, "__array_ufunc__", numpy_protocols.array_ufunc)  # noqa: B010 - the stubs of Array do not name it
     setattr(Array, "__array_function__", numpy_protocols.array_function)  # noqa: B010
-    _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere, _pulled)
+    _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere, _pulled, _placed_inside)
     _jaxlib.accept_shardings(
         creation.is_over_slice,
         creation.put,
@@ -75,6 +76,14 @@ def _elsewhere(name: str) -> Callable[[Any, Any], Any] | None:
     if placement is None or home is None:
         return None
     return lambda closed, args: run(closed, placement.name, args, home=home)
+
+
+def _placed_inside(name: str, closed: Any) -> Callable[[Any, Sequence[Any]], Sequence[Any]] | None:
+    """How a loop or a branch runs that JAX runs by itself, if it has calls of placed functions inside."""
+    if not holds_slice_tag(closed.jaxpr):
+        return None
+    home = next(filter(None, map(find_slice, placed_meshes(closed))), None)
+    return None if home is None else lambda closed, args: run(closed, name, args, home=home, is_free=True)
 
 
 def _run_under_mesh(name: str, closed: Any, params: dict[str, Any], args: Sequence[Any]) -> Sequence[Any]:
@@ -102,11 +111,11 @@ def _pulled(name: str, where: str, arrays: Sequence[Array]) -> None:
     )
 
 
-def _transfer(x: Any, *, mesh: MeshSpec, spec: Spec, uid: int, back: bool) -> Any:
+def _transfer(x: Any, *, mesh: MeshSpec, spec: Spec | None, uid: int, back: bool, sharding: Any) -> Any:
     """An eager transfer. On its way back a value stays where it is: whoever uses it moves it."""
-    del uid
-    home = None if back else find_slice(mesh)
-    return x if home is None else device_put(x, home, specs.to_partition_spec(spec))
+    del uid, sharding
+    home = None if back or spec is None else find_slice(mesh)
+    return x if home is None or spec is None else device_put(x, home, specs.to_partition_spec(spec))
 
 
 @_jaxlib.outside_meshes
@@ -123,11 +132,7 @@ def _filling(array: Any, fill_value: Any, dtype: Any, settings: Any) -> Any:
     def filling(array: Any, fill_value: Any) -> Any:
         return jax.lax.full_like(array, fill_value, dtype)
 
-    return jax.make_jaxpr(filling)(_struct(array), _struct(fill_value))
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return jax.make_jaxpr(filling)(_jaxlib.struct(array), _jaxlib.struct(fill_value))
 
 
 def _operator(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:

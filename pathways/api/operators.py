@@ -13,10 +13,14 @@ takes any further as arguments, so that a changing learning rate compiles nothin
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
 
 from pathways import _jaxlib, errors
 from pathways.api.array import Array
@@ -25,10 +29,12 @@ from pathways.api.program import Program
 from pathways.api.session import Session
 from pathways.api.signature import argument_of
 from pathways.api.slices import Slice
-from pathways.api.tracing import refuse_stand_in, remember
+from pathways.api.tracing import find_slice, refuse_stand_in, remember
 from pathways.compiler import specs
 from pathways.compiler.inlining import leaves_slice
+from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.primitives import constrained, transfer
 from pathways.compiler.trace import as_argument
 
 #: How many different sets of Python numbers one operation on given layouts compiles in.
@@ -102,19 +108,20 @@ def run(
     like: Array | None = None,
     home: Slice | None = None,
     jit: Mapping[str, Any] | None = None,
+    is_free: bool = False,
 ) -> list[Array]:
     """Runs a closed jaxpr on `home`, or on arguments of which at least one is a `pw.Array`; see the module.
 
     The results are sharded as the compiler finds best: an elementwise operation keeps its operand's sharding. With
     `like`, one of the arguments, they are sharded as that is. `jit`: the parameters of a jit of the user's with that
-    jaxpr, which may have shardings and donated arguments.
+    jaxpr, which may have shardings and donated arguments. `is_free`: `home` is only where what has no slice runs.
 
     Raises:
         DeletedArrayError: an argument was deleted or donated.
         PlacementError: arrays of two clusters.
         ProgramError: it reads a variable, which only programs may.
     """
-    return current_shapes(lambda: _run_once(closed, name, args, like, home, jit))
+    return current_shapes(lambda: _run_once(closed, name, args, like, home, jit, is_free or home is None))
 
 
 def _run_once(
@@ -124,6 +131,7 @@ def _run_once(
     like: Array | None,
     home: Slice | None,
     jit: Mapping[str, Any] | None,
+    is_free: bool,
 ) -> list[Array]:
     arrays = [arg for arg in args if type(arg) is Array]
     for array in arrays:
@@ -158,7 +166,7 @@ def _run_once(
         with table.lock:
             known = table.known.get(key)
             if known is None:
-                known = _compile(closed, name, args, home, bool(numbers), like, jit)
+                known = _compile(closed, name, args, home, bool(numbers), like, jit, is_free)
                 if numbers:
                     table.constants[where] = table.constants.get(where, 0) + 1
                 _keep(table, key, known, closed)
@@ -189,6 +197,34 @@ def _keep(table: Operations, key: Hashable, known: Compiled, closed: Any) -> Non
     weakref.finalize(closed, table.known.pop, key, None).atexit = False
 
 
+def _of_type(x: Any, aval: Any, home: Slice) -> Any:
+    """An argument as a value of the type for which JAX has traced an operation: a cotangent has come from elsewhere."""
+    typed = specs.spec_of_type(aval)
+    if typed is None or typed[0] != home.mesh_spec or not _jaxlib.is_tracer(x):
+        return x
+    if jax.typeof(x).sharding == aval.sharding:
+        return x
+    return transfer(x, *typed)
+
+
+def _sent_back(body: Callable[..., list[Any]], back: Mapping[int, tuple[MeshSpec, Spec]], *leaves: Any) -> list[Any]:
+    """Cotangents go to the slices whose types they have."""
+    return [transfer(x, *back[n]) if n in back else x for n, x in enumerate(body(*leaves))]
+
+
+def _as_jit(jit: Mapping[str, Any], home: Slice, *leaves: Any) -> list[Any]:
+    """A jit of the user's on `home`. Its shardings say how its results lie, also over explicit axes."""
+    results = _jaxlib.bind_jit(jit, leaves)
+    if not home.mesh_spec.explicit:
+        return results
+    return [
+        constrained(x, home.mesh_spec, home.spec(sharding.spec, x.shape, f"result of {jit['name']!r}"))
+        if isinstance(sharding, NamedSharding)
+        else x
+        for x, sharding in zip(results, jit["out_shardings"], strict=True)
+    ]
+
+
 def _home(name: str, arrays: Sequence[Array]) -> Slice:
     best = arrays[0]
     for array in arrays[1:]:
@@ -213,9 +249,10 @@ def _compile(
     numbers_inside: bool,
     like: Array | None,
     jit: Mapping[str, Any] | None,
+    is_free: bool,
 ) -> Compiled:
     """The program of an operation. It takes the arguments in order, without the numbers that are compiled in."""
-    function = _jaxlib.as_function(closed) if jit is None else lambda *leaves: _jaxlib.bind_jit(jit, leaves)
+    function = _jaxlib.as_function(closed) if jit is None else functools.partial(_as_jit, jit, home)
     inside = {n: arg for n, arg in enumerate(args) if numbers_inside and type(arg) in _NUMBERS}
     slices = set()
     arguments = []
@@ -229,15 +266,20 @@ def _compile(
 
     def operation(*leaves: Any) -> list[Any]:
         rest = iter(leaves)
-        return function(*[inside[n] if n in inside else next(rest) for n in range(len(args))])
+        given = (inside[n] if n in inside else next(rest) for n in range(len(args)))
+        return function(*(_of_type(x, aval, home) for x, aval in zip(given, closed.in_avals, strict=True)))
 
     operation.__name__ = operation.__qualname__ = name
-    apart = jit is None and (
-        (len(slices) > 1 and len(closed.out_avals) > 1) or leaves_slice(closed.jaxpr, home.mesh_spec)
-    )
+    apart = is_free and ((len(slices) > 1 and len(closed.out_avals) > 1) or leaves_slice(closed.jaxpr, home.mesh_spec))
     donated = [n for n, given in enumerate(jit["donated_invars"]) if given] if jit is not None else []
     left = [n for n in range(len(args)) if n not in inside]
     wanted = None if like is None else specs.to_partition_spec(like.layout.spec[: len(like.layout.shape)])
     body = operation if apart else placed(operation, home.mesh_spec, name=name, out_shardings=wanted)
     donate = [at for at, n in enumerate(left) if n in donated]
+    back = {n: typed for n, aval in enumerate(closed.out_avals) if (typed := specs.spec_of_type(aval)) is not None}
+    back = {
+        n: typed for n, typed in back.items() if specs.abstract_mesh(typed[0]) != home.mesh and find_slice(typed[0])
+    }
+    if back and not apart:
+        body = functools.partial(_sent_back, body, back)
     return Program(body, name=name, home=home, donate_argnums=donate).lower(*arguments).compile()

@@ -106,7 +106,7 @@ class PlacedFunction(Program):
     def _plain(self, split: Any) -> Any:
         """JAX's own trace of the plain function, with its shardings."""
         args, kwargs = jax.tree_util.tree_map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) if type(x) is Array else x,
+            lambda x: _jaxlib.struct(x.aval) if type(x) is Array else x,
             (split.args, split.kwargs),
         )
         return self._placed.trace(*args, **kwargs)

@@ -216,9 +216,9 @@ class Session:
 def layout_key(
     kind: ArrayType, mesh: MeshSpec, dtype: Any, shape: tuple[int, ...], weak_type: bool
 ) -> tuple[Hashable, ArrayType]:
-    """What tells a layout from all others, and its physical type: an axis of one device cuts nothing."""
+    """What tells a layout from all others, and its physical type: an automatic axis of one device cuts nothing."""
     sizes = dict(mesh.axes)
-    spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
+    spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1 or axis in mesh.explicit) for axes in kind.spec)
     if spec != kind.spec:  # one name for one thing
         kind = dataclasses.replace(kind, spec=spec)
     return (shape, dtype, kind.shape, kind.dtype, kind.spec, mesh.name, weak_type), kind

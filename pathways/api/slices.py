@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways import _jaxlib, errors
 from pathways.api.tracing import find_named, remember
@@ -138,12 +138,12 @@ class Slice:
     mesh_spec: MeshSpec
     mesh: AbstractMesh
 
-    def __init__(self, cluster: Any, binding: SliceBinding) -> None:
+    def __init__(self, cluster: Any, binding: SliceBinding, explicit: tuple[str, ...] = ()) -> None:
         self.cluster = cluster  # a `Cluster`
         self._name = f"s{next(_numbers)}"
         self._shapes = 0  # that it has been given after its first one
         axes = tuple(zip(binding.axis_names, binding.shape, strict=True))
-        self.lie(binding, MeshSpec(self._name, axes))
+        self.lie(binding, MeshSpec(self._name, axes, explicit))
         #: What is made anew when the slice gets another shape; guarded by `Session.steady`.
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         cluster.slices.add(self)
@@ -158,7 +158,8 @@ class Slice:
     def next_mesh(self, shape: Sequence[int]) -> MeshSpec:
         """The mesh of another shape: a new name, because a name stands for one shape."""
         self._shapes += 1
-        return MeshSpec(f"{self._name}_{self._shapes}", tuple(zip(self.axis_names, shape, strict=True)))
+        axes = tuple(zip(self.axis_names, shape, strict=True))
+        return MeshSpec(f"{self._name}_{self._shapes}", axes, self.mesh_spec.explicit)
 
     def resize(self, shape: Sequence[int]) -> None:
         """Grows or shrinks the slice, with every array on it. Between runs: returns when everything is there.
@@ -270,6 +271,7 @@ class VirtualDeviceSet:
         *,
         shape: Sequence[int] | None = None,
         axis_names: Sequence[str] | None = None,
+        axis_types: AxisType | Sequence[AxisType] | None = None,
         island: int | None = None,
     ) -> Slice:
         """A new slice of `devices` devices, or of a mesh of `shape` with named axes; contiguous in one island.
@@ -278,6 +280,8 @@ class VirtualDeviceSet:
             devices: how many, as a mesh of one axis.
             shape: one to three sizes, instead of `devices`.
             axis_names: one name per axis; "x", "y", "z" when not given.
+            axis_types: `jax.sharding.AxisType.Auto` or `Explicit`, one for all axes or one per axis; `Auto` when not
+                given.
             island: on which island; the least loaded one when not given.
 
         Raises:
@@ -295,5 +299,17 @@ class VirtualDeviceSet:
         if axis_names is None and len(sizes) > 3:
             raise errors.SliceError(f"a slice has one to three axes, got shape {sizes}")
         names = ("x", "y", "z")[: len(sizes)] if axis_names is None else tuple(axis_names)
+        explicit = _explicit(names, axis_types)
         control = self.cluster.control()
-        return Slice(self.cluster, control.allocate_slice(sizes, names, island))
+        return Slice(self.cluster, control.allocate_slice(sizes, names, island), explicit)
+
+
+def _explicit(names: tuple[str, ...], types: AxisType | Sequence[AxisType] | None) -> tuple[str, ...]:
+    """The axes that are explicit."""
+    each = (types,) * len(names) if isinstance(types, AxisType | None) else tuple(types)
+    if len(each) != len(names) or not all(kind in (None, AxisType.Auto, AxisType.Explicit) for kind in each):
+        raise errors.SliceError(
+            "axis_types expects jax.sharding.AxisType.Auto or AxisType.Explicit, one for all axes or one for each of "
+            f"{names}, got {types!r}. An axis is manual inside of jax.shard_map only"
+        )
+    return tuple(name for name, kind in zip(names, each, strict=True) if kind is AxisType.Explicit)

@@ -61,7 +61,7 @@ class Stage(Handle):
 
     def _avals(self) -> list[Any]:
         given = self._traced.arguments[: self._traced.in_tree.num_leaves]
-        return [_jaxlib.shaped_array(argument.shape, argument.dtype, argument.weak_type) for argument in given]
+        return [argument.aval() for argument in given]
 
     @property
     def out_info(self) -> Any:
@@ -71,7 +71,7 @@ class Stage(Handle):
     @property
     def out_avals(self) -> Any:
         """The abstract values of the results."""
-        return tree_map(lambda x: _jaxlib.shaped_array(x.shape, x.dtype, bool(x.weak_type)), self.out_info)
+        return tree_map(lambda x: _jaxlib.shaped_array(x.shape, x.dtype, bool(x.weak_type), x.sharding), self.out_info)
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:

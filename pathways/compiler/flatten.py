@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from pathways import _jaxlib, errors
-from pathways.compiler import meshes, placed
+from pathways.compiler import meshes, placed, specs
 from pathways.compiler.callback_chains import thread
 from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.inlining import Inliner, holds_slice_tag, read, slice_tag_of
@@ -70,13 +70,17 @@ def _finish(program: FlatProgram, name: str, memo: dict[int, list[Spec | None]])
         step.calls = _jaxlib.calls_back(step.eqn, callers)
         if step.kind in (StepKind.PLACED, StepKind.PLAIN):
             step.demands = meshes.demands_of(step.eqn, demands)
+        if step.kind is StepKind.PLAIN:
+            step.demands = (*step.demands, *meshes.demands_of_types(step.eqn))
         if step.kind is StepKind.PLACED:
             assert step.slice_tag is not None and step.mesh is not None
             meshes.check(step.demands, step.mesh, f"placed function {step.slice_tag.name!r} of program {name!r}")
             if id(step.eqn.params["jaxpr"].jaxpr) not in memo:
                 _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.slice_tag)
-            specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
-            program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
+            declared = _declared(step.eqn.params["jaxpr"].jaxpr, step.mesh, memo)
+            program.declared.update(
+                (v, spec) for v, spec in zip(step.outputs, declared, strict=True) if spec is not None
+            )
 
 
 def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
@@ -102,19 +106,24 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
                 _refuse_other_slices(sub, outer)
 
 
-def _declared(jaxpr: Any, memo: dict[int, list[Spec | None]]) -> list[Spec | None]:
-    """For each result of a placed function: its spec, if it is a sharding constraint of all dimensions; else None."""
+def _declared(jaxpr: Any, mesh: MeshSpec, memo: dict[int, list[Spec | None]]) -> list[Spec | None]:
+    """For each result of a placed function: its spec, if its type says how all axes of the slice cut it, or if it is a
+    sharding constraint of all dimensions; else None."""
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = []
         writers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         for v in jaxpr.outvars:
             eqn = writers.get(v) if not isinstance(v, _jaxlib.Literal) else None
-            known.append(None)
+            typed = specs.spec_of_type(v.aval)
+            if typed is not None and typed[0] != mesh:  # a cotangent, of a type of the slice that the value came from
+                typed = None
+            known.append(typed[1] if typed is not None and len(mesh.explicit) == len(mesh.axes) else None)
             if eqn is not None and eqn.primitive.name == "sharding_constraint" and not eqn.params["unconstrained_dims"]:
-                rank = len(v.aval.shape)
-                entries = (*eqn.params["sharding"].spec, *(None,) * rank)[:rank]
-                known[-1] = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries)
+                spec = specs.entries_of(eqn.params["sharding"].spec, len(v.aval.shape))
+                if typed is not None:  # the constraint is one of the automatic axes
+                    spec = tuple((*explicit, *auto) for explicit, auto in zip(typed[1], spec, strict=True))
+                known[-1] = spec
     return known
 
 

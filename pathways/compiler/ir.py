@@ -35,10 +35,14 @@ MOST_NESTED = 64
 
 @dataclasses.dataclass(frozen=True)
 class MeshSpec:
-    """A virtual slice as the compiler sees it: a name, and named axes with sizes."""
+    """A virtual slice as the compiler sees it: a name, and named axes with sizes.
+
+    `explicit` has the axes of type `jax.sharding.AxisType.Explicit`: how they cut a value is part of its type.
+    """
 
     name: str
     axes: tuple[tuple[str, int], ...]
+    explicit: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

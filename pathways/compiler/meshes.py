@@ -17,7 +17,9 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from pathways import _jaxlib, errors
+from pathways.compiler import specs
 from pathways.compiler.ir import MeshSpec
+from pathways.compiler.primitives import transfer_p
 from pathways.compiler.specs import slice_mesh
 
 _CALLED = {"sharding_constraint": "jax.lax.with_sharding_constraint", "shard_map": "jax.shard_map", "jit": "jax.jit"}
@@ -25,15 +27,21 @@ _CALLED = {"sharding_constraint": "jax.lax.with_sharding_constraint", "shard_map
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """The axes, with sizes, that an operation needs on its slice. `device`: a sharding over this process's devices."""
+    """The axes, with sizes, that an operation needs on its slice. `device`: a sharding over this process's devices.
+
+    `is_typed`: the type of its result says that it is on `home`, a slice with explicit axes.
+    """
 
     called: str
     axes: tuple[tuple[str, int], ...]
     home: MeshSpec | None = None
     device: str = ""
+    is_typed: bool = False
 
     def fits(self, mesh: MeshSpec) -> bool:
         """Whether a slice has these axes."""
+        if self.is_typed:
+            return mesh == self.home
         sizes = dict(mesh.axes)
         return not self.device and all(sizes.get(name) == size for name, size in self.axes)
 
@@ -49,6 +57,17 @@ def demands_of(eqn: Any, memo: dict[int, tuple[Demand, ...]]) -> tuple[Demand, .
             )
         found.extend(known)
     return tuple(dict.fromkeys(found))
+
+
+def demands_of_types(eqn: Any) -> tuple[Demand, ...]:
+    """What the types of the results of an equation outside of placed functions say of its slice.
+
+    Raises:
+        ShardingError: a result is a partial sum over an axis.
+    """
+    found = [specs.spec_of_type(v.aval) for v in eqn.outvars]
+    homes = dict.fromkeys(typed[0] for typed in found if typed is not None)
+    return tuple(Demand(eqn.primitive.name, home.axes, home, is_typed=True) for home in homes)
 
 
 def check(demands: tuple[Demand, ...], mesh: MeshSpec, where: str) -> None:
@@ -69,6 +88,8 @@ def check(demands: tuple[Demand, ...], mesh: MeshSpec, where: str) -> None:
 
 
 def _own(eqn: Any) -> Iterator[Demand]:
+    if eqn.primitive is transfer_p:  # its slice is known; the type of its result may be that of another one
+        return
     called = _CALLED.get(eqn.primitive.name, eqn.primitive.name)
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -76,7 +97,7 @@ def _own(eqn: Any) -> Iterator[Demand]:
                 sizes = dict(item.mesh.shape)
                 names = {
                     axis
-                    for entry in item.spec
+                    for entry in item.spec.partitions
                     if isinstance(entry, (str, tuple))
                     for axis in ((entry,) if isinstance(entry, str) else entry)
                 }

@@ -21,10 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from pathways import _jaxlib, errors
-from pathways.compiler import specs
+from pathways.compiler import primitives, specs
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.statics import Static
 
@@ -84,7 +83,7 @@ def refuse_elsewhere(jit_name: str) -> None:
         return
     raise errors.TraceError(
         f"{what} was called inside a function that jax.jit (or scan, or the like) compiles for this process. Call it "
-        "outside, or make the whole a program: pw.program(...). A transformation of a program with loops or branches "
+        "outside, or make the whole a program: pw.program(...). A transformation of a program with an exchange "
         "belongs in it: pw.program(jax.grad(f)) instead of jax.grad(pw.program(f))"
     )
 
@@ -298,15 +297,18 @@ def _got(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
 
 def _traced(self: TaggedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with jax.sharding.use_abstract_mesh(self.abstract_mesh):
+        dynamic = self.dynamic(len(args))
         if self.in_shardings is not None:
             names = parameter_names(self.fun, len(args))
-            dynamic = self.dynamic(len(args))
             given = tuple(args[n] for n in dynamic)
             constrain = functools.partial(
                 _constrain, self, self.in_shardings, given, "argument", [names[n] for n in dynamic]
             )
             merged = dict(zip(dynamic, constrain(), strict=True))
             args = tuple(merged.get(n, x) for n, x in enumerate(args))
+        enter = functools.partial(primitives.entered, mesh=self.mesh)
+        args = tuple(jax.tree.map(enter, x) if n in dynamic else x for n, x in enumerate(args))
+        kwargs = {k: x if k in self.static_argnames else jax.tree.map(enter, x) for k, x in kwargs.items()}
         result = self.fun(*args, **kwargs)
         if self.in_shardings is not None and any(map(_jaxlib.is_traced_reference, jax.tree.leaves(args))):
             constrain()  # a reference's new value lies as the old one did
@@ -326,10 +328,9 @@ def _constrain(self: TaggedFunction, prefix: Any, tree: Any, what: str, names: S
                 where = names[path[0].idx] + jax.tree_util.keystr(path[1:])
             shape = jax.numpy.shape(leaf)
             dims = specs.normalize(spec, shape, self.mesh, f"{what} {where} of placed function {self.name!r}")
-            sharding = NamedSharding(self.abstract_mesh, specs.to_partition_spec(dims))
             if _jaxlib.is_traced_reference(leaf):
-                leaf[...] = jax.lax.with_sharding_constraint(leaf[...], sharding)
+                leaf[...] = primitives.constrained(leaf[...], self.mesh, dims)
             else:
-                leaf = jax.lax.with_sharding_constraint(leaf, sharding)
+                leaf = primitives.constrained(primitives.entered(leaf, self.mesh), self.mesh, dims)
         out.append(leaf)
     return jax.tree_util.tree_unflatten(treedef, out)

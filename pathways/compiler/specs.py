@@ -5,15 +5,16 @@ Pure functions. Every error names the argument, the dimension, its size and the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways import _jaxlib, errors
-from pathways.compiler.ir import MeshSpec, Spec
+from pathways.compiler.ir import ArrayType, MeshSpec, Spec
 
 
 def axes_of(mesh: MeshSpec) -> tuple[tuple[str, int], ...]:
@@ -25,8 +26,63 @@ def abstract_mesh(mesh: MeshSpec) -> AbstractMesh:
     """The `jax.sharding.AbstractMesh` of a slice: what a placed function's body sees."""
     axes = axes_of(mesh)
     names, sizes = [name for name, _ in axes], [size for _, size in axes]
-    mesh_: AbstractMesh = _jaxlib.slice_mesh(mesh.name, names, sizes, [AxisType.Auto] * len(axes))
+    types = [AxisType.Explicit if name in mesh.explicit else AxisType.Auto for name in names]
+    mesh_: AbstractMesh = _jaxlib.slice_mesh(mesh.name, names, sizes, types, mesh.explicit)
     return mesh_
+
+
+def sharding_in_type(mesh: MeshSpec | None, spec: Spec | None) -> NamedSharding | None:
+    """The sharding that is part of the type of an array on a slice; None: the slice has no explicit axes."""
+    if mesh is None or not mesh.explicit or spec is None:
+        return None
+    return NamedSharding(abstract_mesh(mesh), to_partition_spec(chosen(spec, mesh.explicit)))
+
+
+def chosen(spec: Spec, axes: Collection[str]) -> Spec:
+    """The spec with these axes alone."""
+    return tuple(tuple(axis for axis in entry if axis in axes) for entry in spec)
+
+
+def spec_of_type(aval: Any) -> tuple[MeshSpec, Spec] | None:
+    """The slice with explicit axes on which a value of that type is, and how they cut it; None: the type does not say.
+
+    Raises:
+        ShardingError: it is cut into partial sums, which no array of a slice can be.
+    """
+    sharding = getattr(aval, "sharding", None)
+    mesh = slice_mesh(sharding)
+    if sharding is None or mesh is None or not mesh.explicit or sharding.mesh is not abstract_mesh(mesh):
+        return None
+    spec = sharding.spec
+    if spec.unreduced or spec.reduced:
+        kind, axes = ("unreduced", spec.unreduced) if spec.unreduced else ("reduced", spec.reduced)
+        raise errors.ShardingError(
+            f"a value of type {aval.str_short()} leaves a computation on slice {mesh.name!r} {kind} over the axes "
+            f"{sorted(axes)}, which is not supported; inside the function that makes it, reduce it "
+            "(jax.sharding.reshard to a PartitionSpec without them)"
+        )
+    return mesh, entries_of(spec, len(aval.shape))
+
+
+def as_typed(kind: ArrayType, mesh: MeshSpec, what: Any) -> ArrayType:
+    """The physical type of an array on `mesh` with its explicit axes of one device, of which the partitioner knows
+    nothing. `what`: its `trace.Argument` or, with a type, its `jax.ShapeDtypeStruct`."""
+    small = [name for name, size in mesh.axes if size == 1 and name in mesh.explicit]
+    if not small:
+        return kind
+    sharding = what.aval().sharding if hasattr(what, "aval") else what.sharding
+    if sharding is None or slice_mesh(sharding) != mesh:
+        return kind
+    spec = [*kind.spec]
+    for n, axes in enumerate(entries_of(sharding.spec, len(what.shape))):
+        spec[n] = axes if set(axes) - {*spec[n]} else spec[n]
+    return dataclasses.replace(kind, spec=tuple(spec))
+
+
+def entries_of(spec: PartitionSpec, rank: int) -> Spec:
+    """A `PartitionSpec` of axis names alone, as one tuple of them per dimension."""
+    entries = (*spec.partitions, *(None,) * rank)[:rank]
+    return tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries)
 
 
 def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], mesh: MeshSpec, what: object) -> Spec:
@@ -38,11 +94,13 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
     if spec is None:
         spec = PartitionSpec()
     if isinstance(spec, NamedSharding):
-        if any(kind is not AxisType.Auto for kind in spec.mesh.axis_types):
+        types = abstract_mesh(mesh).axis_types
+        if spec.mesh.axis_types != types and any(kind is not AxisType.Auto for kind in spec.mesh.axis_types):
             raise errors.ShardingError(
-                f"{what}: the sharding is over a mesh with axes of types {spec.mesh.axis_types}, but those of a slice "
-                "are AxisType.Auto. Give the PartitionSpec alone, or slice.sharding(spec). For explicit axes inside "
-                "of a placed function, put jax.sharding.explicit_axes around it"
+                f"{what}: the sharding is over a mesh with axes of types {spec.mesh.axis_types}, but those of slice "
+                f"{mesh.name!r} are {types}. Give the PartitionSpec alone, or slice.sharding(spec). For a slice with "
+                "explicit axes, give add_slice axis_types=; for such axes inside of a placed function only, put "
+                "jax.sharding.explicit_axes around it"
             )
         is_own = slice_mesh(spec) == mesh  # perhaps taken from the slice when it had another shape
         if not is_own and dict(spec.mesh.shape) != dict(mesh.axes):
@@ -93,7 +151,9 @@ def slice_mesh(sharding: Any) -> MeshSpec | None:
         return mesh
     mesh = getattr(sharding, "mesh", None)
     name = _jaxlib.slice_name(mesh)
-    return None if name is None or mesh is None else MeshSpec(name, tuple(mesh.shape_tuple))
+    if name is None or mesh is None:
+        return None
+    return MeshSpec(name, tuple(mesh.shape_tuple), _jaxlib.slice_explicit(mesh))
 
 
 def to_partition_spec(spec: Spec) -> PartitionSpec:

@@ -38,8 +38,14 @@ class Argument:
     def struct(self) -> Any:
         """The same as a `jax.ShapeDtypeStruct`, or as a reference to one, to trace with."""
         if self.is_reference:
-            return _jaxlib.abstract_reference(self.shape, self.dtype, self.weak_type)
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+            return _jaxlib.abstract_reference(self.aval())
+        sharding = specs.sharding_in_type(self.mesh, self.spec)
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type, sharding=sharding)
+
+    def aval(self) -> Any:
+        """Its type as JAX traces with it."""
+        sharding = specs.sharding_in_type(self.mesh, self.spec)
+        return _jaxlib.shaped_array(self.shape, self.dtype, self.weak_type, sharding)
 
 
 #: A program with ordered callbacks takes one more argument of this type, and gives one more result of it.
@@ -160,7 +166,8 @@ def as_argument(leaf: Any, what: object) -> Argument:
         aval = jax.api_util.shaped_abstractify(leaf)
         return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type))
     if _jaxlib.is_reference(leaf) and isinstance(aval := _jaxlib.reference_type(leaf), jax.core.ShapedArray):
-        return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type), is_reference=True)
+        mesh, spec = specs.spec_of_type(aval) or (None, None)
+        return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type), mesh, spec, is_reference=True)
     raise errors.ProgramError(
         f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array, a number, or a "
         "pytree of them. Mark it static (static_argnums, static_argnames) if it is none"
@@ -268,10 +275,7 @@ def trace(
         names.append(known or what)
         is_set = any(value is each for each in changed) or (state is not None and state.is_set(value))
         donated.append(donates and is_set)
-    results = tuple(
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-        for aval in jaxpr.out_avals
-    )
+    results = tuple(map(_jaxlib.struct, jaxpr.out_avals))
     return Traced(
         name,
         jaxpr,

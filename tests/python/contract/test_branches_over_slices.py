@@ -198,3 +198,23 @@ def test_outside_of_a_program_it_is_one_of_its_own(three: list[Any], kind: str, 
     np.testing.assert_allclose(
         np.asarray(wrap(run)(pw.device_put(given, three[0], spec))), np.asarray(wrap(plain)(given)), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", ["cond", "scan", "while"])
+def test_outside_of_a_program_it_may_start_from_values_of_this_process(three: list[Any], kind: str) -> None:
+    """No array of a slice is among the arguments, neither forward nor backward."""
+    f, g, _ = placed(three)
+
+    def over(f: Any, g: Any) -> Any:
+        if kind == "cond":
+            return lambda x: jax.lax.cond(x.sum() > 0, lambda x: f(g(x)), lambda x: x, x)
+        if kind == "scan":
+            return lambda x: jax.lax.scan(lambda x, _: (g(f(x)), None), x, None, length=3)[0]
+        return lambda x: jax.lax.while_loop(lambda x: x.sum() < 1000, lambda x: g(f(x)), x)
+
+    run, plain = over(f, g), over(*PLAIN[:2])
+    for given in (X, jax.numpy.asarray(X)):
+        np.testing.assert_allclose(np.asarray(run(given)), np.asarray(plain(given)), rtol=1e-6)
+        if kind != "while":
+            found, expected = (jax.vjp(fun, given)[1](np.ones_like(X))[0] for fun in (run, plain))
+            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)

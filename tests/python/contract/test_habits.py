@@ -191,15 +191,16 @@ def test_what_compiles_for_this_process_is_refused(add: Callable[..., Any], make
     f: Any = pw.jit(lambda x: x + 1, devices=add(2), name="f")
     f = f if make == "jit" else pw.program(lambda x: x + 1, name="f")
     words = "function 'f'" if make == "jit" else "program 'f'"
-    for here in (
-        jax.jit(f),
-        jax.jit(f).lower,
-        jax.jit(jax.grad(lambda x: f(x).sum())),
-        lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2),
+    compiled = (jax.jit(f), jax.jit(f).lower, jax.jit(jax.grad(lambda x: f(x).sum())))
+    loops = (
+        lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=1)[0],
         lambda x: jax.lax.cond(True, f, lambda y: y, x),
-    ):
+    )
+    for here in (*compiled, *(loops if make == "program" else ())):
         with pytest.raises(pw.errors.TraceError, match=words):
             here(X)
+    for here in loops if make == "jit" else ():  # they run on the slice
+        np.testing.assert_array_equal(here(X), X + 1)
     np.testing.assert_array_equal(f(X), X + 1)
 
 
@@ -365,7 +366,7 @@ def test_shardings_over_explicit_axes_are_refused(add: Callable[..., Any]) -> No
         lambda x: pw.device_put(x, slice_, sharding),
         pw.program(lambda x: pw.device_put(x, slice_, sharding)),
     ):
-        with pytest.raises(pw.errors.ShardingError, match=r"AxisType\.Auto.*slice\.sharding"):
+        with pytest.raises(pw.errors.ShardingError, match=r"\(Auto,\).*slice\.sharding"):
             call(X)
     with pytest.raises(ValueError, match="Auto axes"):  # JAX's own word for it
         pw.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding), devices=slice_)(X)

@@ -99,6 +99,7 @@ def test_jax_runs_on_the_slice_whose_mesh_is_set(add: Callable[..., Any], under:
         _is_on(jax.grad(lambda v: jnp.sum(v**2))(X), one, P(), 2 * X)
         mapped = jax.shard_map(lambda u: jax.lax.psum(u, "x"), in_specs=P("x"), out_specs=P())
         _is_on(jax.jit(mapped)(X), one, P(), X[:2] + X[2:])
+        _is_on(mapped(X), one, P(), X[:2] + X[2:])
         _is_on(placed(X), two, P("x"), 2 * X)  # a placed function, and a program, have their own slices
         _is_on(pw.program(lambda v: placed(v) + 1)(X), two, P("x"), 2 * X + 1)
         given = jax.device_put(X, P("x"))
