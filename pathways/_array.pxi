@@ -203,21 +203,21 @@ cdef class Buffer:
                     break
         return found
 
-    def _ask_ahead(self, bytes payload not None, BlockView block not None):
-        """READ-3: as `Client.fetch`, but waits for nothing. Returns the token; 0: there is no room, and nothing was
-        sent.
+    def _ask_ahead(self, owner not None, bytes payload not None, BlockView block not None):
+        """READ-3: as `Client.own_token` and `Client.fetch`, but waits for nothing. Returns whether there was room; else
+        nothing was sent.
         """
         cdef Client client = self.client
         cdef const char* data = payload
         cdef Handle token
         if client.gated or client.core.get().allocate(self.layout.parts, &token) != Status.kOk:
-            return 0
+            return False
+        owner.token = token.raw
         if client.core.get().command(CommandKind.kFetch, self.layout.group, _handle(self.handle), token,
                                      const_byte_span(<const byte*>data, len(payload)), NO_SPACE_SET, 0,
                                      _lease(block, self.layout)) != Status.kOk:
-            client.core.get().forget(token)
-            return 0
-        return token.raw
+            return False
+        return True
 
     def _pin(self):
         """From now on something reads it outside of the order: a call that donates it must pass a copy (MEM-4)."""

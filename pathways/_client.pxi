@@ -339,6 +339,10 @@ cdef class Client:
         array.client = self
         return array
 
+    def own_token(self, owner not None, uint32_t parts):
+        """Makes a new token as `owner.token`, so that not even Ctrl-C comes between the two."""
+        owner.token = self.new_token(parts)
+
     cpdef uint64_t new_token(self, uint32_t parts) except? 0:
         """A new future for a fetch. Release it with `forget_token`."""
         cdef Handle handle

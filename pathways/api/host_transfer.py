@@ -104,9 +104,9 @@ class SharedMemory(HostTransfer):
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
         nbytes = array.layout.nbytes
         block = self.allocate(max(nbytes, 1), f"reading {array!r}", array)
-        token = self._client.new_token(array.layout.parts)
-        read_back = _SharedMemoryReadBack(self._client, token, block)  # owns the token, also if this fails
-        self._client.fetch(array, token, payloads.fetch_arena(block.offset, nbytes), block)
+        read_back = _SharedMemoryReadBack(self._client, block)
+        self._client.own_token(read_back, array.layout.parts)
+        self._client.fetch(array, read_back.token, payloads.fetch_arena(block.offset, nbytes), block)
         return read_back
 
     def read_ahead(self, array: Any) -> None:  # noqa: D102
@@ -115,10 +115,12 @@ class SharedMemory(HostTransfer):
         for other in array._beside(in_a_row, MOST_AHEAD):
             nbytes = other.layout.nbytes
             block = self._client.allocate(max(nbytes, 1))
-            token = 0 if block is None else other._ask_ahead(payloads.fetch_arena(block.offset, nbytes), block)
-            if block is None or token == 0:
+            if block is None:
                 break
-            other.ahead = _SharedMemoryReadBack(self._client, token, block)
+            read_back = _SharedMemoryReadBack(self._client, block)
+            if not other._ask_ahead(read_back, payloads.fetch_arena(block.offset, nbytes), block):
+                break
+            other.ahead = read_back
             self._ahead.append(weakref.ref(other))
 
     def drop_unread(self) -> None:  # noqa: D102
@@ -161,10 +163,10 @@ class InProcess(HostTransfer):
         self._client.put(array, payloads.put_local(placement.number, key))
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
-        token = self._client.new_token(array.layout.parts)
-        read_back = _InProcessReadBack(self._client, token, self._handed_over)  # owns the token, also if this fails
-        self._handed_over[token] = None  # the host fills it in only where it is asked for
-        self._client.fetch(array, token, payloads.fetch_local(token))
+        read_back = _InProcessReadBack(self._client, self._handed_over)
+        self._client.own_token(read_back, array.layout.parts)
+        self._handed_over[read_back.token] = None  # the host fills it in only where it is asked for
+        self._client.fetch(array, read_back.token, payloads.fetch_local(read_back.token))
         return read_back
 
     def read_ahead(self, array: Any) -> None:
@@ -190,11 +192,12 @@ INLINE_RESULT = InlineResult()
 
 
 class ReadBack(abc.ABC):
-    """A read-back under way: a token to wait for, and where the bytes come."""
+    """A read-back under way: a token to wait for, and where the bytes come. It owns the token, which is made for it."""
 
-    def __init__(self, client: _core.Client, token: int) -> None:
+    token = 0
+
+    def __init__(self, client: _core.Client) -> None:
         self._client = client
-        self._token = token
         self._lock = threading.Lock()  # two threads may read one array
         self._value: Any = None
 
@@ -205,7 +208,7 @@ class ReadBack(abc.ABC):
     def is_here(self, array: Any) -> bool:
         """Whether the value has come; never waits."""
         return self._value is not None or (
-            not self._client.closed and self._client.wait_raw(self._token, 0.0, array.raw_handle) == _READY
+            not self._client.closed and self._client.wait_raw(self.token, 0.0, array.raw_handle) == _READY
         )
 
     def result(self, array: Any) -> Any:
@@ -216,28 +219,28 @@ class ReadBack(abc.ABC):
             return self._value
 
     def _wait(self, array: Any) -> Any:
-        if self._client.wait_raw(self._token, source=array.raw_handle) != _FAILED:  # END-1
+        if self._client.wait_raw(self.token, source=array.raw_handle) != _FAILED:  # END-1
             return self._take(array.layout)
-        text = self._client.error_text(self._token)
+        text = self._client.error_text(self.token)
         array.cached = None
         if not array.is_deleted() and self._client.state(array) == _FAILED:  # says more than that it is not there
             raise array._failure()
         raise errors.from_text(text, errors.ComputationError)
 
     def __del__(self) -> None:
-        if not self._client.closed:
-            self._client.forget_token(self._token)
+        if self.token != 0 and not self._client.closed:
+            self._client.forget_token(self.token)
 
 
 class _SharedMemoryReadBack(ReadBack):
-    def __init__(self, client: _core.Client, token: int, block: _core.BlockView) -> None:
-        super().__init__(client, token)
+    def __init__(self, client: _core.Client, block: _core.BlockView) -> None:
+        super().__init__(client)
         self._block = block
         self._has_come = False  # at the last look
 
     def is_left(self) -> bool:
         """Looks whether the value has come, or will not. Returns whether that was so at the last look already."""
-        had_come, self._has_come = self._has_come, self._client.wait_raw(self._token, 0.0) != _PENDING
+        had_come, self._has_come = self._has_come, self._client.wait_raw(self.token, 0.0) != _PENDING
         return had_come
 
     def _take(self, layout: _core.Layout) -> Any:
@@ -245,17 +248,17 @@ class _SharedMemoryReadBack(ReadBack):
 
 
 class _InProcessReadBack(ReadBack):
-    def __init__(self, client: _core.Client, token: int, handed_over: dict[int, Any]) -> None:
-        super().__init__(client, token)
+    def __init__(self, client: _core.Client, handed_over: dict[int, Any]) -> None:
+        super().__init__(client)
         self._handed_over = handed_over
 
     def _take(self, layout: _core.Layout) -> Any:
-        return _jaxlib.from_physical(self._handed_over.pop(self._token), layout.dtype)
+        return _jaxlib.from_physical(self._handed_over.pop(self.token), layout.dtype)
 
     def __del__(self) -> None:
         super().__del__()
         if not self._client.closed:
-            self._handed_over.pop(self._token, None)
+            self._handed_over.pop(self.token, None)
 
 
 def value_of(layout: _core.Layout, data: Any) -> Any:

@@ -7,9 +7,14 @@ READ-3  one round trip: while all answers are held, everything is asked for, and
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
+import itertools
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -205,3 +210,58 @@ def test_what_nobody_reads_is_dropped(local: Any) -> None:
     native.flush()
     eventually(lambda: (native.futures_in_use, native.arena_in_use()) <= before, "nothing is kept", 20)
     assert [float(each) for each in kept] == list(range(2, 20))
+
+
+@pytest.mark.slow
+def test_ctrl_c_between_any_two_steps_of_a_read_leaves_nothing(local: Any) -> None:
+    """END-1: a KeyboardInterrupt comes once wherever Python looks for signals in `host_transfer.py`: after a call."""
+    cluster, slice_ = local
+    native = cluster.native
+
+    @functools.cache
+    def after_calls(code: types.CodeType) -> set[int]:
+        steps = list(dis.get_instructions(code))
+        return {after.offset for step, after in itertools.pairwise(steps) if step.opname.startswith("CALL")}
+
+    def interrupted_at(step: int) -> bool:
+        """Reads two arrays in a row, so that the second read reads ahead. Whether there was such a step."""
+        values = jax.block_until_ready([pw.device_put(np.float32(n), slice_) for n in range(4)])
+        steps = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal steps
+            if not frame.f_code.co_filename.endswith("host_transfer.py") or frame.f_code.co_name == "__del__":
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lasti in after_calls(frame.f_code):
+                steps += 1
+                if steps == step:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert [float(each) for each in values[:2]] == [0, 1]
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert [float(each) for each in values] == [0, 1, 2, 3], "they can still be read"
+        return steps >= step
+
+    def kept() -> tuple[int, int]:
+        native.flush()
+        return native.futures_in_use, native.arena_in_use()
+
+    while interrupted_at(1 << 30):  # warm
+        pass
+    gc.collect()
+    before = kept()
+    step = 1
+    while interrupted_at(step):
+        step += 1
+    gc.collect()
+    print(f"{step - 1} steps")
+    assert step > 20
+    eventually(lambda: kept() <= before, "nothing is kept", 20)
