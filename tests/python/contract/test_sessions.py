@@ -91,7 +91,6 @@ def test_a_closed_cluster_is_refused_everywhere() -> None:
     for use in (
         lambda: f(x),
         lambda: f(X),
-        lambda: np.asarray(unseen),
         lambda: pw.device_put(X, slice_),
         lambda: x + 1,
         lambda: pw.make_virtual_device_set(cluster).add_slice(devices=1),
@@ -100,8 +99,8 @@ def test_a_closed_cluster_is_refused_everywhere() -> None:
     ):
         with pytest.raises(errors.ClusterClosedError, match="closed"):
             use()
-    for use in (unseen.block_until_ready, lambda: np.asarray(pending)):  # what had come before the end is there
-        try:
+    for use in (unseen.block_until_ready, lambda: np.asarray(unseen), lambda: np.asarray(pending)):
+        try:  # what had come before the end is there, also what was read ahead
             use()
         except errors.ClusterClosedError as error:
             assert "closed" in str(error)
