@@ -1,8 +1,8 @@
 // What the control path costs: a client's call, the controller, a host, the whole way, and the sequencer alone.
 //
 // Goals (docs: the table of goals): client cost of a call at 65,536 shards <= 1.1x that at 4; sequencer + message <= 2
-// us per host per run. `python -m benchmarks.scale` measures the same over many sizes, each part timed alone; here the parts
-// run on one thread with modelled devices that take no time, argument: number of hosts (4 shards each).
+// us per host per run. `python -m benchmarks.scale` measures the same over many sizes, each part timed alone; here the
+// parts run on one thread with modelled devices that take no time, argument: number of hosts (4 shards each).
 #include <benchmark/benchmark.h>
 
 #include <numeric>

@@ -1,6 +1,6 @@
 // Runs a part of the control path a given number of times, so that its instructions can be counted: by callgrind, which
-// counts the same on a busy machine as on a quiet one. `python -m benchmarks.instructions` runs each case twice, with few and
-// with many turns, and divides the difference; so the set-up does not count.
+// counts the same on a busy machine as on a quiet one. `python -m benchmarks.instructions` runs each case twice, with
+// few and with many turns, and divides the difference; so the set-up does not count.
 //
 //   count_control dispatch POLICY TRACED TURNS        one client, a host of one device: a run and its release per turn
 //   count_control gang POLICY TRACED TURNS            the same on two hosts

@@ -17,7 +17,8 @@
 ///           for something earlier in the order, so no cycle of waits can form.
 ///   ERR-2   a choice of which a lost host would have told fails with the failure reason, here and at all hosts that
 ///           this host tells. The host takes in what the lost host wrote before (Host::lose_peers), so the first of
-///           the two counts, and only on this host. Hosts that are dead are not told, nor are their successors (PEER-3).
+///           the two counts, and only on this host. Hosts that are dead are not told, nor are their successors
+///           (PEER-3).
 ///
 /// A transfer is decided by its sources: they tell its destinations that the value is dead, as they tell of an error
 /// (TransferManager). So a destination returns memory only when no source writes there any more, even if the ends of a

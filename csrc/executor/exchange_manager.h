@@ -7,8 +7,8 @@
 /// its own are written; the plane hears of the end once. `poll` does what has become possible; the other calls only
 /// keep what happened. RowExchanges uses it.
 ///
-///   EXCH-1  as in exchange/exchange_progress.h. A `written` that comes before the decision waits. What comes before the
-///           exchange is prepared here, the owner keeps (PEER-4).
+///   EXCH-1  as in exchange/exchange_progress.h. A `written` that comes before the decision waits. What comes before
+///           the exchange is prepared here, the owner keeps (PEER-4).
 ///   EXCH-3  a record that is none of its exchange is refused (kInvalid) and changes nothing.
 ///   EXCH-4  the exchange fails on all hosts or on none, unless a host is lost.
 ///   ORD-2   a report waits for the host's own part, a decision for reports, rows for decisions. Within an exchange

@@ -1,12 +1,12 @@
 /// PeerBook: what a host knows of its peers, once for all parts of the executor that wait for peers.
 ///
-/// It knows which peers are lost, which runs this host has refused, what peers said of runs that have not come here yet,
-/// and how many sends to each peer are under way. Each part that waits for peers (transfers, exchanges of rows,
+/// It knows which peers are lost, which runs this host has refused, what peers said of runs that have not come here
+/// yet, and how many sends to each peer are under way. Each part that waits for peers (transfers, exchanges of rows,
 /// decisions) is a PeerWaiter and registers here. One more kind of record between hosts is one more waiter.
 ///
-///   PEER-2 (once)   a peer is lost once, for all that wait for it. Each waiter hears of it for each run that is here, in
-///                   the order of the runs. A closed peer is alive, but nothing is taken from it any more: each later
-///                   run misses it from its beginning on, until a successor is there.
+///   PEER-2 (once)   a peer is lost once, for all that wait for it. Each waiter hears of it for each run that is here,
+///                   in the order of the runs. A closed peer is alive, but nothing is taken from it any more: each
+///                   later run misses it from its beginning on, until a successor is there.
 ///   PEER-3 (epoch)  a run means one life of each peer. The runs that have come here when a peer's death is told mean
 ///                   the dead one, later runs mean its successor (ERR-2). So a host tells the successor nothing of
 ///                   earlier runs, and what the dead one said of later runs counts for nothing.
@@ -81,8 +81,8 @@ class PeerBook {
   /// Why a run that has come has no part here for whoever asks.
   std::string why_refused(uint64_t order) const;
 
-  /// Keeps what `host` says of a run that has not come: `record` does it. kInvalid: more than this host keeps of a peer.
-  /// `bytes`: of its data.
+  /// Keeps what `host` says of a run that has not come: `record` does it. kInvalid: more than this host keeps of a
+  /// peer. `bytes`: of its data.
   Status keep(uint64_t order, uint32_t host, uint64_t bytes, std::function<Status()> record);
 
   /// Does what `host` says of a run, take(data), if the run has come; else keeps it with a copy of `data`.

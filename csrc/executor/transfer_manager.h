@@ -3,8 +3,8 @@
 ///
 /// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
 /// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
-/// done); one on another machine sees it by itself, and is only told what failed. A transfer within the host is one call
-/// of the backend, and makes no exchange.
+/// done); one on another machine sees it by itself, and is only told what failed. A transfer within the host is one
+/// call of the backend, and makes no exchange.
 ///
 ///   GANG-2  before the host launches a gang, it finishes whatever is earlier in the order and other hosts may need
 ///           (`owes_before`). Otherwise the peers of the gang may wait for that, directly or through other hosts,

@@ -1,8 +1,9 @@
 /// A host with modelled devices in the rings of a real cluster: its controller, its links and its clients are real.
 ///
-/// `python -m benchmarks.scale.agents` has many of these in one process, each at the agent's end of a MachineLink. The host
-/// is the real one (host/host.h), so it reads and writes what a host process reads and writes; only its devices are
-/// modelled, and take no time. It has no thread and no arena: whoever delivers a link's bytes calls `step` after it.
+/// `python -m benchmarks.scale.agents` has many of these in one process, each at the agent's end of a MachineLink. The
+/// host is the real one (host/host.h), so it reads and writes what a host process reads and writes; only its devices
+/// are modelled, and take no time. It has no thread and no arena: whoever delivers a link's bytes calls `step` after
+/// it.
 ///
 /// Threading: one thread, which owns the host.
 #pragma once
