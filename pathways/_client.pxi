@@ -33,7 +33,7 @@ cdef class Client:
     cdef unsigned long mover           # the identifier of that thread
     cdef int inside                    # number of threads between `enter` and `leave`
     cdef PyObject** live               # by index of the handle: the array that owns it (a borrowed reference)
-    cdef uint32_t top                  # no array has ever had this index, nor one above
+    cdef readonly uint32_t top         # no array has ever had this index, nor one above
     cdef list held                     # (handle, layout) of arrays released while a slice moved
     cdef Host host                     # embedded: the host that this client's threads run; else None
     cdef CppController* controller     # embedded: the controller

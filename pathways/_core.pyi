@@ -84,6 +84,7 @@ class Client:
     orphaned: str | None
     moving: bool
     dispatches: int
+    top: int
     def __init__(
         self,
         client_id: int,

@@ -163,8 +163,9 @@ def is_lowering_for_slices() -> bool:
 def guard_lowering(refuse: Callable[[str], None]) -> None:
     """From now on, calls `refuse(name)` for each inner `jax.jit` that JAX lowers to run in this process.
 
-    What is lowered for slices has no devices, which JAX's rule for `custom_partitioning` wants. And the type of a
-    cotangent may be on the slice that the value came from, whose axes mean nothing in the module of another.
+    What is lowered for slices has no devices, which JAX's rule for `custom_partitioning` wants. The type of a cotangent
+    may name the slice that the value came from. In the module of another slice such a type says nothing, because the
+    axes are not those of that module.
     """
     plain_typed = jax_mlir.lower_with_sharding_in_types
 

@@ -106,7 +106,8 @@ def _cond(eqn: Any, inputs: Sequence[Any], inside: Sequence[Wider]) -> Any:
 
 
 def _linear_solve(eqn: Any, inputs: Sequence[Any], inside: Sequence[Wider]) -> Any:
-    """Its operator, its solver and those of its transpose have operands of their own, and then all have the same."""
+    """Its four functions (the operator, the solver, and both of the transpose) have operands of their own, which come
+    first, function by function; those that all of them have come last."""
     wider, rest = iter(inside), [*inputs]
     operands, lengths, jaxprs = [], [], []
     for closed, length in zip(eqn.params["jaxprs"], eqn.params["const_lengths"], strict=True):

@@ -30,8 +30,8 @@ _known: weakref.WeakValueDictionary[Any, SliceMesh] = weakref.WeakValueDictionar
 class SliceMesh(AbstractMesh):
     """Made by `slice_mesh`. It is equal to each abstract mesh of the same axes, because code that was written for the
     mesh of one slice (`jax.shard_map(mesh=)`) may run on another. It is hashed as itself, so that JAX's caches seldom
-    take it for another. They may: those in C++ also compare keys of different hashes. So the mesh that is set says on
-    which slice a call runs, and not the mesh in what was traced: neither that of a call, nor that of an equation.
+    take it for another. Sometimes they do, because those in C++ also compare keys of different hashes. So a call, or an
+    equation of what was traced, runs on the slice whose mesh is set, not on the one whose mesh it was traced with.
     With explicit axes, each type of a value says on which slice it is. So the mesh of such a slice is equal to itself
     alone.
     """
@@ -172,8 +172,8 @@ def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]],
     core.JaxprEqnContextManager.__enter__ = enter_equation
 
     def at_once(plain: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
-        """What `plain` makes of a function, run on the slice as one `jax.jit` when it is called outside of a trace: in
-        it, values have types over meshes that no array of a slice has."""
+        """As `plain`, but what it makes of a function runs on the slice whose mesh is set, as one `jax.jit`, when it is
+        called outside of a trace. Step by step it could not: its values have types that no array of a slice has."""
 
         def make(function: Any, **options: Any) -> Any:
             made = plain(function, **options)

@@ -12,6 +12,8 @@ other results of its run, and the same result of other runs. If the client's las
 between, it asks for all that are ready. So whoever reads a tree, leaf by leaf, waits for one round trip. Nobody waits
 for such a value before it is read, and it changes nothing: its array may fail, be donated or be freed, as if nobody had
 asked. A value that has come and is not read soon is dropped, so an array that lives on keeps nothing more than before.
+To find such values, a read looks at all arrays of the client. When there are many, and the last look found nothing,
+only the second read in a row looks: a loop that reads one value after each run pays for no looks.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ INLINE_BYTES = 1024
 _PATIENCE_S = 30.0
 #: Most values that a read asks for ahead. A host takes no more than 4,096 commands of a client (messages/credits.h).
 MOST_AHEAD = 1024
+#: With more arrays than this, a look for what to ask ahead counts as long.
+MANY = 1024
 #: From here on the trimmer looks at how much of the arena is in use.
 BIG_BYTES = 1 << 20
 _READY, _FAILED, _PENDING = "ready", "failed", "pending"
@@ -89,6 +93,7 @@ class SharedMemory(HostTransfer):
         self._client = client
         self._arena_trimmer = arena_trimmer
         self._asked_at = -1  # how many runs there had been at the last read that had to ask
+        self._was_in_vain = False  # the last look at many arrays
         self._ahead: list[weakref.ref[Any]] = []  # arrays that were read ahead
 
     def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:  # noqa: D102
@@ -112,7 +117,11 @@ class SharedMemory(HostTransfer):
     def read_ahead(self, array: Any) -> None:  # noqa: D102
         in_a_row = self._asked_at == self._client.dispatches
         self._asked_at = self._client.dispatches
-        for other in array._beside(in_a_row, MOST_AHEAD):
+        if self._was_in_vain and not in_a_row:
+            return
+        others = array._beside(in_a_row, MOST_AHEAD)
+        self._was_in_vain = not others and self._client.top > MANY
+        for other in others:
             nbytes = other.layout.nbytes
             block = self._client.allocate(max(nbytes, 1))
             if block is None:

@@ -276,9 +276,10 @@ def _compile(
     wanted = None if like is None else specs.to_partition_spec(like.layout.spec[: len(like.layout.shape)])
     body = operation if apart else placed(operation, home.mesh_spec, name=name, out_shardings=wanted)
     donate = [at for at, n in enumerate(left) if n in donated]
-    back = {n: typed for n, aval in enumerate(closed.out_avals) if (typed := specs.spec_of_type(aval)) is not None}
     back = {
-        n: typed for n, typed in back.items() if specs.abstract_mesh(typed[0]) != home.mesh and find_slice(typed[0])
+        n: typed
+        for n, aval in enumerate(closed.out_avals)
+        if (typed := specs.spec_of_type(aval)) is not None and typed[0] != home.mesh_spec and find_slice(typed[0])
     }
     if back and not apart:
         body = functools.partial(_sent_back, body, back)

@@ -26,6 +26,7 @@ from held_wire import DIALER, PORT, HeldWire
 from machines import MachineCluster
 
 import pathways as pw
+from pathways.api import host_transfer
 from pathways.trust import Role
 
 LEAVES = 300
@@ -190,6 +191,26 @@ def test_what_is_asked_for_ahead(local: Any) -> None:
     np.asarray(big)
     assert a.ahead is not None and c.ahead is None and b.ahead is None
     assert float(other) == 8 and float(a) == 1
+
+
+@pytest.mark.slow
+def test_reads_between_runs_do_not_look_at_many_arrays(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look costs as much as the client has arrays. Whoever reads a tree finds it at the second leaf."""
+    _, slice_ = local
+    looks: list[Any] = []
+    plain = pw.Array._beside
+    monkeypatch.setattr(pw.Array, "_beside", lambda self, *how: looks.append(self) or plain(self, *how))
+    monkeypatch.setattr(host_transfer, "MANY", 0)
+    step = pw.jit(lambda x: np.zeros(2000, np.float32) + x, devices=slice_)
+    for n in range(5):
+        np.testing.assert_array_equal(np.asarray(step(np.float32(n))), np.full(2000, n, np.float32))
+    assert len(looks) == 1
+    for is_found in (False, True):  # now, and when the last look was not in vain
+        tree = jax.block_until_ready(pw.jit(lambda x: [x + n for n in range(9)], devices=slice_)(X))
+        assert float(tree[0]) == 1
+        assert (tree[2].ahead is not None) == is_found
+        np.testing.assert_array_equal([float(each) for each in tree], np.arange(9) + 1)
+    assert len(looks) == 3
 
 
 @pytest.mark.slow
