@@ -20,14 +20,19 @@ pytestmark = pytest.mark.one_island
 X = np.arange(8, dtype=np.float32)
 
 
+def working(cluster: Any) -> Any:
+    """A function that ran once on the cluster: what a cluster starts with its first run and read stays."""
+    works = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set(cluster).add_slice(devices=2))
+    np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
+    return works
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest, cluster: Any, quiet: Any) -> Any:
     """No future, buffer, host program or thread outlives a refusal; and the cluster still works."""
     if "other" in request.fixturenames:
-        request.getfixturevalue("other")  # what it starts stays
-    slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=2)
-    works = pw.jit(lambda x: x + 1, devices=slice_)
-    np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
+        working(request.getfixturevalue("other"))
+    works = working(cluster)
     before, threads = quiet(), threading.active_count()
     yield
     np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
