@@ -171,6 +171,18 @@ def accept_slice_meshes(run: Callable[[str, Any, dict[str, Any], Sequence[Any]],
 
     core.JaxprEqnContextManager.__enter__ = enter_equation
 
+    enter_mesh = mesh_lib.use_abstract_mesh.__enter__
+
+    def enter_mesh_of_any_size(self: Any) -> None:
+        """In a placed function JAX sets the mesh of a value's type, for example to make zeros like it. The value may
+        come from a slice of another size."""
+        if isinstance(self.mesh, SliceMesh) and isinstance(abstract_mesh_setting.value, SliceMesh):
+            self.prev = abstract_mesh_setting.swap_local(self.mesh)
+        else:
+            enter_mesh(self)
+
+    mesh_lib.use_abstract_mesh.__enter__ = enter_mesh_of_any_size
+
     def at_once(plain: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
         """As `plain`, but what it makes of a function runs on the slice whose mesh is set, as one `jax.jit`, when it is
         called outside of a trace. Step by step it could not: its values have types that no array of a slice has."""

@@ -218,6 +218,10 @@ def test_a_gradient_of_integers_is_float0(add: Any) -> None:
                 assert (of_n.dtype, of_n.shape) == (jax.dtypes.float0, (2,))
     alone = pw.program(jax.grad(loss, argnums=1, allow_int=True))(x, n)
     assert (alone.dtype, alone.shape) == (jax.dtypes.float0, (2,))
+    # It has no bytes, so a put gives it back, alone or in a tree.
+    put = pw.device_put({"of_n": alone, "x": np.ones(2, np.float32)}, slice_)
+    there = jax.device_put(alone, slice_.sharding(P()))
+    assert put["of_n"].dtype == there.dtype == jax.dtypes.float0 and put["x"].slice is slice_
 
 
 def test_checkify_looks_into_placed_functions(add: Any) -> None:
@@ -270,3 +274,35 @@ def test_eager_derivatives_of_what_is_used_twice(add: Any) -> None:
     ]
     for case in cases:
         jax.tree_util.tree_map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), case(f), case(g))
+
+
+#: What a placed function does with a value that another slice made: JAX gives such values the mesh of their slice.
+MEETINGS: dict[str, Any] = {
+    "number": lambda x: x + 1,
+    "zeros": lambda x: jnp.zeros_like(x) + x,
+    "update": lambda x: x.at[1:].set(2.0),
+    "softmax": jax.nn.log_softmax,
+    "scan": lambda x: jax.lax.scan(lambda c, _: (c * 2, c), x, None, length=3)[1],
+    "branch": lambda x: jax.lax.cond(x.sum() > 0, lambda x: x + 1, lambda x: x, x),
+    "recomputed": jax.checkpoint(lambda x: jnp.sin(x + 1)),
+    "inverse": lambda x: jnp.linalg.inv(jnp.diag(x + 2)),
+}
+TRANSFORMATIONS: dict[str, Any] = {
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "vmap": lambda f: lambda x: jax.vmap(lambda s: f(s * x))(x),
+    "scan": lambda f: jax.grad(lambda x: jax.lax.scan(lambda c, _: (c, f(c)), x, None, length=2)[1].sum()),
+    "recomputed": lambda f: jax.grad(lambda x: jax.checkpoint(f)(x).sum()),
+}
+
+
+@pytest.mark.sampled(0.3)
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_slices_of_different_sizes(add: Any, meeting: str, transformation: str) -> None:
+    source, fun, transform = jnp.sin, MEETINGS[meeting], TRANSFORMATIONS[transformation]
+    x = np.array([0.1, 0.5, 0.3, 0.7], np.float32)
+    want = jax.jit(transform(lambda x: fun(source(x))))(x)
+    for one, other in ((2, 1), (1, 2)):
+        make, use = pw.jit(source, devices=add(one)), pw.jit(fun, devices=add(other))
+        near(pw.program(transform(lambda x, make=make, use=use: use(make(x))))(x), want)
