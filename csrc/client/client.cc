@@ -92,7 +92,7 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   if (!wanted.empty()) std::memcpy(out, wanted.data(), wanted.size_bytes());
   out += wanted.size_bytes();
   if (is_traced) {
-    const int64_t now_ns = monotonic_ns();
+    const int64_t now_ns = options_.clock();
     std::memcpy(out, &now_ns, sizeof now_ns);
     out += sizeof now_ns;
   }
@@ -116,7 +116,7 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
   cancels_.publish();
   bell_->ring();
   for (uint64_t raw : results) {
-    if (table_->fail(Handle{raw}) == Completion::kReady) failures_.add(Handle{raw}, text, monotonic_ns());
+    if (table_->fail(Handle{raw}) == Completion::kReady) failures_.add(Handle{raw}, text, options_.clock());
   }
   return Status::kOk;
 }
@@ -228,7 +228,7 @@ void Client::pass_deadlines(int64_t now_ns) {
 void Client::poll_inbox() {
   take_inbox();
   if (timed_.empty()) return;
-  if (const int64_t now_ns = monotonic_ns(); timed_.front().at_ns <= now_ns) pass_deadlines(now_ns);
+  if (const int64_t now_ns = options_.clock(); timed_.front().at_ns <= now_ns) pass_deadlines(now_ns);
 }
 
 void Client::take_inbox() {
@@ -278,13 +278,13 @@ void Client::take_failure(std::span<const std::byte> bytes) {
       return std::find(raws.begin(), raws.end(), record.handle) != raws.end();
     });
     if (is_released) {
-      failures_.add_released(handle, std::move(why), monotonic_ns());
+      failures_.add_released(handle, std::move(why), options_.clock());
     } else {
-      failures_.add(handle, std::move(why), monotonic_ns());
+      failures_.add(handle, std::move(why), options_.clock());
     }
     (void)table_->fail(handle);
   } else if (state == FutureState::kFree) {
-    failures_.add_released(handle, std::move(why), monotonic_ns());
+    failures_.add_released(handle, std::move(why), options_.clock());
   }
 }
 
@@ -301,7 +301,7 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
   if (has_messages || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
   const int64_t deadline = next_deadline_.load(std::memory_order_relaxed);
   if (deadline != INT64_MAX) {
-    timeout = std::min(timeout, std::chrono::nanoseconds(std::max<int64_t>(0, deadline - monotonic_ns())));
+    timeout = std::min(timeout, std::chrono::nanoseconds(std::max<int64_t>(0, deadline - options_.clock())));
   }
   (void)bell.wait(ticket, timeout, spin);
   return table_->poll(handle);

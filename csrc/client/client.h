@@ -67,6 +67,7 @@ class Client {
     uint32_t id = 0;
     uint32_t window = 1024;                      ///< most runs in flight
     uint64_t release_bytes = uint64_t{1} << 20;  ///< bytes of buffers whose releases may be held back
+    Clock clock = monotonic_ns;
   };
 
   /// `status`: the block with the cluster's status; `bell`: the doorbell that this client rings for the controller.
@@ -77,7 +78,7 @@ class Client {
 
   /// Submits one run, and writes the handles of its results. `wanted`: empty, or one bit per result: the value of the
   /// result is to come with its completion. On return only the bits of values that will come are still set, and `read`
-  /// has these values. `deadline_ns` (monotonic_ns(); 0: none): if the run is not over by then, its results fail with
+  /// has these values. `deadline_ns` (by the clock; 0: none): if the run is not over by then, its results fail with
   /// `too_late` (DEAD-1). kFull: nothing happened, try again later. kClosed: the cluster is gone. kInvalid: the record
   /// can never fit the ring.
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
@@ -134,7 +135,7 @@ class Client {
   std::string unread_error_of(Handle handle) const { return failures_.text_of(handle); }
   void mark_read(const std::string& text) { failures_.mark_read(text); }
   /// What has failed and was read by nobody, to be told now; see Failures::take_unread.
-  std::vector<Failures::Unread> take_unread(bool all) { return failures_.take_unread(monotonic_ns(), all); }
+  std::vector<Failures::Unread> take_unread(bool all) { return failures_.take_unread(options_.clock(), all); }
   uint64_t in_flight() const {
     // SYNC client/retired: pairs with the controller's store. Reading an old value only delays credit.
     return submitted() - block_->retired.load(std::memory_order_acquire);

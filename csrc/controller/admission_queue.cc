@@ -32,7 +32,7 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes)
     hold(client, bytes);
     return;
   }
-  if (is_late(bytes)) {
+  if (is_late(bytes, options_.clock)) {
     ++stats_.late;
     refuse_unordered(client, bytes, deadlines_.too_late(bytes), kFailedByDeadline);
     return;
@@ -283,7 +283,7 @@ void AdmissionQueue::first_held_is_over(ClientState& client, std::span<const std
 /// A record gets so many at most: else a client whose records fail one after the other could keep a record that never
 /// fits from its error for ever (MEM-3).
 void AdmissionQueue::renew_graces(const ClientState& failed) {
-  const int64_t now = monotonic_ns();
+  const int64_t now = options_.clock();
   for (ClientState* other : holding_) {
     if (other == &failed || other->held_since == 0 || other->renewals == kMostRenewals) continue;
     ++other->renewals;
@@ -313,7 +313,7 @@ bool AdmissionQueue::may_wait(ClientState& client, std::span<const std::byte> by
     client.not_kept_out();
     return true;
   }
-  const int64_t now = monotonic_ns();
+  const int64_t now = options_.clock();
   if (client.held_since == 0) client.held_since = client.turn_since = now;
   return now - client.held_since < options_.grace.count();
 }
@@ -325,7 +325,7 @@ bool AdmissionQueue::may_wait(ClientState& client, std::span<const std::byte> by
 /// client whose turns do not help costs them little. Returns false when the client had no turn for one grace, and in
 /// that time no other busy client held any of the memory (MEM-3).
 bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const std::byte> bytes, SpaceId worst) {
-  const int64_t now = monotonic_ns(), grace = options_.grace.count();
+  const int64_t now = options_.clock(), grace = options_.grace.count();
   if (client.held_since == 0) {
     client.held_since = client.turn_since = now;
     client.is_its_turn = false;

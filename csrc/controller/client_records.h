@@ -88,7 +88,7 @@ inline std::vector<uint64_t> donated_by(std::span<const std::byte> run, const Pl
   return handles;
 }
 
-/// The deadline of a run (monotonic_ns()); 0: the record is no run, or the run has none.
+/// The deadline of a run, by the controller's clock; 0: the record is no run, or the run has none.
 inline int64_t deadline_of(std::span<const std::byte> bytes) {
   const auto header = read_record<RecordHeader>(bytes);
   int64_t at_ns = 0;
@@ -98,7 +98,7 @@ inline int64_t deadline_of(std::span<const std::byte> bytes) {
   return at_ns;
 }
 
-/// When the client says that it submitted a run (monotonic_ns()); 0: it does not say.
+/// When the client says that it submitted a run, by its clock; 0: it does not say.
 inline int64_t submitted_ns_of(std::span<const std::byte> run) {
   const auto detail = read_record<RecordHeader>(run).detail;
   if ((detail & kRunHasSubmitted) == 0) return 0;
@@ -119,9 +119,9 @@ inline ForControllerOnly for_controller_only(const RecordHeader& header, size_t 
 }
 
 /// Whether a run's deadline has passed.
-inline bool is_late(std::span<const std::byte> run) {
+inline bool is_late(std::span<const std::byte> run, Clock clock) {
   const int64_t deadline = deadline_of(run);
-  return deadline != 0 && deadline <= monotonic_ns();
+  return deadline != 0 && deadline <= clock();
 }
 
 // ----------------------------------------------------------------------------- commands that the controller makes

@@ -28,10 +28,10 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       bells_(&block->doorbell),
       mailbox_(&block->doorbell),
       clients_(bells_, &block->doorbell),
-      hosts_(block, hosts, options_.readers),
+      hosts_(block, hosts, options_),
       end_(status_, mailbox_, clients_),
       ledger_(options_.budgets, options_.devices, hosts_.count()),
-      shares_(options_.policy),
+      shares_(options_.policy, options_.clock),
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
       composites_(ledger_, grants_.sequencer()),
       loops_(composites_, clients_, ledger_, shares_, grants_, hosts_, stats_),
@@ -351,12 +351,12 @@ uint32_t Controller::step() {
   uint32_t done = inbox_.drain_hosts();
   clients_.ready().compare_near();
   done += inbox_.drain_clients();
-  if (done == 0 || clients_.ready().is_due()) {
-    clients_.ready().compare_all(clients_.all());
+  if (const int64_t now = options_.clock(); done == 0 || clients_.ready().is_due(now)) {
+    clients_.ready().compare_all(clients_.all(), now);
     done += inbox_.drain_clients();
   }
   if (clients_.has_faults()) done += evict_faulty();
-  if (!deadlines_.empty()) done += deadlines_.pass(queue_);
+  if (!deadlines_.empty()) done += deadlines_.pass(queue_, options_.clock());
   done += advance_loops();
   if (queue_.has_held()) queue_.retry();
   done += enter_picked();
@@ -370,7 +370,7 @@ uint32_t Controller::step() {
 }
 
 uint32_t Controller::advance_loops() {
-  const uint32_t done = loops_.pass_deadlines() + loops_.advance();
+  const uint32_t done = loops_.pass_deadlines(options_.clock) + loops_.advance();
   for (const uint32_t id : loops_.take_ordered()) {
     if (ClientState* client = clients_.find(id)) queue_.go_on(*client);
   }
@@ -455,10 +455,10 @@ std::chrono::nanoseconds Controller::time_to_sleep() const {
   if (hosts_.has_unsent()) limit = hosts_.next_look();
   if (clients_.has_undelivered()) limit = std::min<std::chrono::nanoseconds>(limit, kOverflowLook);
   if (const int64_t next = shares_.next_ns(); next != INT64_MAX) {
-    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - monotonic_ns())));
+    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - options_.clock())));
   }
   if (const int64_t next = next_deadline_ns(); next != INT64_MAX) {
-    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - monotonic_ns())));
+    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - options_.clock())));
   }
   return limit;
 }

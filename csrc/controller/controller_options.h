@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "policy/share_policy.h"
+#include "sync/atomic.h"
 
 namespace pathways {
 
@@ -33,6 +34,7 @@ struct ControllerOptions {
   /// Where to say which host was written to, when another thread reads the rings to all hosts; nullptr: each host reads
   /// its own, and has a doorbell.
   ReadyBell* readers = nullptr;
+  Clock clock = monotonic_ns;  ///< of deadlines, graces, shares and traces
 
   /// The name of a memory space, for errors.
   std::string name_of_space(uint32_t space) const {

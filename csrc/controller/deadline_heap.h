@@ -24,7 +24,7 @@ class DeadlineHeap {
   static constexpr EntryId kHeld = 0xffffffffu;
 
   struct Item {
-    int64_t at_ns = 0;      ///< monotonic_ns()
+    int64_t at_ns = 0;      ///< by the controller's clock
     uint64_t order = 0;     ///< of the run; by then, its entry may belong to another run
     uint64_t tag = 0;       ///< the client's own number of the run
     EntryId entry = kHeld;  ///< kHeld: the run was held for memory when the deadline was set

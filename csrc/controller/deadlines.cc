@@ -39,8 +39,7 @@ bool Deadlines::is_over(const DeadlineHeap::Item& item) const {
   return entry.order != item.order || (entry.state != EntryState::kWaiting && entry.state != EntryState::kGranted);
 }
 
-uint32_t Deadlines::pass(AdmissionQueue& queue) {
-  const int64_t now = monotonic_ns();
+uint32_t Deadlines::pass(AdmissionQueue& queue, int64_t now) {
   uint32_t done = 0;
   for (; !heap_.empty() && heap_.next_ns() <= now; ++done) {
     const DeadlineHeap::Item item = heap_.pop();

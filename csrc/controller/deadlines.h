@@ -38,7 +38,7 @@ class Deadlines {
   /// Notes the deadline of a run, if it has one. Called when the run is ordered, and earlier too when the run is held.
   void watch(const ClientState& client, std::span<const std::byte> record, EntryId id = DeadlineHeap::kHeld);
   /// Fails the runs whose deadline has passed; held ones through `queue`. Returns the number of deadlines that passed.
-  uint32_t pass(AdmissionQueue& queue);
+  uint32_t pass(AdmissionQueue& queue, int64_t now);
   /// The error text for whatever depends on a late run on the hosts; the client itself has a better text.
   std::string too_late(std::span<const std::byte> run) const;
 

@@ -25,7 +25,8 @@ SharePolicy::Options DeviceShares::options_of(PolicyKind kind) {
           .aging_ns = has_priorities ? kAging_ns : 0};
 }
 
-DeviceShares::DeviceShares(PolicyKind kind) : is_on_(kind != PolicyKind::kFifo), policy_(options_of(kind)) {}
+DeviceShares::DeviceShares(PolicyKind kind, Clock clock)
+    : clock_(clock), is_on_(kind != PolicyKind::kFifo), policy_(options_of(kind)) {}
 
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
   policy_.set_client(client, weight, priority);
@@ -121,7 +122,7 @@ bool DeviceShares::may_enter(uint32_t client, uint32_t number) {
   const auto found = plans_.find(number);
   if (found == plans_.end()) return true;
   const Plan& plan = found->second;
-  const int64_t now = monotonic_ns();
+  const int64_t now = clock_();
   const bool is_known = std::none_of(plan.usual_ns.begin(), plan.usual_ns.end(), [](int64_t ns) { return ns == 0; });
   if (!is_known && plan.under_way != 0 && now - plan.entered_ns < SharePolicy::kStandstill_ns) return false;
   estimate(plan);
@@ -131,7 +132,7 @@ bool DeviceShares::may_enter(uint32_t client, uint32_t number) {
 
 std::optional<uint32_t> DeviceShares::pick() {
   picked_.reset();
-  if (policy_.offers() != 0) picked_ = policy_.pick(monotonic_ns());
+  if (policy_.offers() != 0) picked_ = policy_.pick(clock_());
   return picked_;
 }
 
@@ -153,7 +154,7 @@ void DeviceShares::entered(uint32_t client, uint32_t number, EntryId id) {
   run.uses.clear();
   ++runs_;
   ++plan.under_way;
-  plan.entered_ns = monotonic_ns();
+  plan.entered_ns = clock_();
   estimate(plan);
   for (size_t i = 0; i < estimate_.size(); ++i) run.uses.push_back({estimate_[i], plan.footprint->hosts[i], 0});
   policy_.entered(client, estimate_, plan.entered_ns);
@@ -193,7 +194,7 @@ void DeviceShares::over(EntryId id) {
   if (id >= running_.size() || running_[id].footprint == nullptr) return;
   Running& run = running_[id];
   for (const PoolUse& use : run.uses) {
-    if (use.missing != 0) policy_.over(run.client, use.estimate, 0, monotonic_ns());
+    if (use.missing != 0) policy_.over(run.client, use.estimate, 0, clock_());
   }
   run.footprint.reset();
   --runs_;

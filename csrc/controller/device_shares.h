@@ -34,6 +34,7 @@
 #include "policy/pool_map.h"
 #include "policy/share_policy.h"
 #include "sequencer/sequencer.h"
+#include "sync/atomic.h"
 
 namespace pathways {
 
@@ -45,7 +46,7 @@ struct HostDevice {
 
 class DeviceShares {
  public:
-  explicit DeviceShares(PolicyKind kind);
+  DeviceShares(PolicyKind kind, Clock clock);
 
   void add_client(uint32_t client, double weight, int32_t priority);
   /// Another weight and priority for a client that is there; they act at once.
@@ -63,7 +64,7 @@ class DeviceShares {
   /// The next client whose run may enter now: the next call of `may_enter` for it says so. The caller tries to enter
   /// that run, and then picks again.
   std::optional<uint32_t> pick();
-  /// When `pick` may find something although no host reports anything (monotonic_ns()); INT64_MAX: never.
+  /// When `pick` may find something although no host reports anything (by the clock); INT64_MAX: never.
   int64_t next_ns() const;
 
   void entered(uint32_t client, uint32_t plan, EntryId id);
@@ -113,6 +114,7 @@ class DeviceShares {
   void estimate(const Plan& plan);
   void learn(uint32_t plan, PoolId pool, int64_t took_ns);
 
+  const Clock clock_;
   const bool is_on_;
   SharePolicy policy_;
   PoolMap pools_;

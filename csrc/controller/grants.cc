@@ -21,7 +21,9 @@ Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clie
       shares_(shares),
       end_(end),
       stats_(stats),
+      clock_(options.clock),
       sequencer_(hosts.count(), options.window),
+      trace_(options.clock),
       gangs_(hosts.count()) {
   std::vector<uint32_t> all(hosts.count());
   std::iota(all.begin(), all.end(), 0u);
@@ -201,7 +203,7 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
 void Grants::settle_times() {
   if (!times_.is_divided()) {
     const bool is_charged = shares_.has_runs();
-    const int64_t now = is_charged ? monotonic_ns() : 0;
+    const int64_t now = is_charged ? clock_() : 0;
     times_.divide([&](const DeviceTimes::Part& part) {
       if (ClientState* client = clients_.find(part.client)) client->device_ns += static_cast<uint64_t>(part.took_ns);
       if (is_charged) shares_.took(part.id, part.host, part.took_ns, now);

@@ -157,6 +157,7 @@ class Grants {
   DeviceShares& shares_;
   ClusterEnd& end_;
   ControllerStats& stats_;
+  const Clock clock_;
   Sequencer sequencer_;
   std::vector<std::vector<std::byte>> kept_;  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run

@@ -8,22 +8,23 @@
 
 namespace pathways {
 
-HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts, ReadyBell* readers)
-    : block_(block), readers_(readers), hosts_(hosts.size()) {
+HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts, const ControllerOptions& options)
+    : block_(block), readers_(options.readers), clock_(options.clock), hosts_(hosts.size()) {
   if (hosts.empty() || hosts.size() > ReadyBitmap::kBits) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
   for (uint32_t h = 0; h < hosts_.size(); ++h) {
     hosts_[h].inbox = hosts[h].from_host();
     hosts_[h].outbox = outbox_to(h, hosts[h]);
-    hosts_[h].outbox.set_distance(block->distance_ns);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
 }
 
 Outbox HostRings::outbox_to(uint32_t host, const HostView& block) const {
-  return readers_ == nullptr ? Outbox(block.to_host(), block.doorbell())
-                             : Outbox(block.to_host(), &readers_->doorbell, &readers_->bitmap, host);
+  Outbox outbox = readers_ == nullptr ? Outbox(block.to_host(), block.doorbell())
+                                      : Outbox(block.to_host(), &readers_->doorbell, &readers_->bitmap, host);
+  outbox.set_distance(block_->distance_ns, clock_);
+  return outbox;
 }
 
 void HostRings::flush() {
@@ -39,7 +40,7 @@ std::chrono::nanoseconds HostRings::next_look() const {
     const int64_t own = hosts_[h].outbox.due();
     if (own != 0 && (due == 0 || own < due)) due = own;
   }
-  const int64_t left = due - monotonic_ns();
+  const int64_t left = due - clock_();
   return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
 }
 

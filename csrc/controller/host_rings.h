@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "controller/controller_options.h"
 #include "messages/outbox.h"
 #include "messages/ready_bell.h"
 #include "messages/shared_segments.h"
@@ -28,7 +29,7 @@ inline constexpr std::chrono::microseconds kOverflowLook{100};
 class HostRings {
  public:
   /// `readers`: see ControllerOptions. Throws Error(kInvalid) for no hosts, or too many.
-  HostRings(const ControllerBlock* block, std::span<const HostView> hosts, ReadyBell* readers = nullptr);
+  HostRings(const ControllerBlock* block, std::span<const HostView> hosts, const ControllerOptions& options);
 
   uint32_t count() const { return static_cast<uint32_t>(hosts_.size()); }
   /// How many hosts are lost now.
@@ -72,6 +73,7 @@ class HostRings {
 
   const ControllerBlock* block_;
   ReadyBell* const readers_;
+  const Clock clock_;
   std::vector<Host> hosts_;
   std::vector<uint32_t> dirty_;  ///< hosts whose outbox has something to flush
   uint32_t max_record_ = UINT32_MAX;

@@ -238,7 +238,7 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
 bool Inbox::may_enter(const ClientState& client, std::span<const std::byte> bytes, bool is_refused) {
   const auto run = read_record<RunRecord>(bytes);
   if (!client.held.empty()) return true;
-  if (is_refused || client.cancelled.contains(run.tag) || is_late(bytes)) {
+  if (is_refused || client.cancelled.contains(run.tag) || is_late(bytes, options_.clock)) {
     shares_.withdraw(client.id);
     return true;
   }

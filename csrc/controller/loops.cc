@@ -275,10 +275,10 @@ int64_t Loops::next_ns() const {
   return next;
 }
 
-uint32_t Loops::pass_deadlines() {
+uint32_t Loops::pass_deadlines(Clock clock) {
   const int64_t next = next_ns();
   if (next == INT64_MAX) return 0;
-  const int64_t now = monotonic_ns();
+  const int64_t now = clock();
   uint32_t done = 0;
   for (const auto& [number, loop] : loops_) {
     if (now < next) break;

@@ -81,8 +81,8 @@ class Loops {
   /// Ends the client's composite with this tag; false: there is none.
   bool cancel(const ClientState& client, uint64_t tag, std::string_view text);
   /// Ends those whose deadline has passed. Returns their number.
-  uint32_t pass_deadlines();
-  /// The next deadline (monotonic_ns()); INT64_MAX: there is none.
+  uint32_t pass_deadlines(Clock clock);
+  /// The next deadline, by the controller's clock; INT64_MAX: there is none.
   int64_t next_ns() const;
   /// Some hosts are lost: ends the composites that need them.
   void hosts_lost(std::string_view text);

@@ -30,7 +30,7 @@ void OrderTrace::stop() {
 
 void OrderTrace::waits(uint32_t client, OrderWait why) {
   const auto [at, is_new] = waiting_.try_emplace(client, Waiting{0, 0});
-  if (is_new) at->second.since_ns = monotonic_ns();
+  if (is_new) at->second.since_ns = clock_();
   at->second.waits |= why;
 }
 
@@ -41,7 +41,7 @@ void OrderTrace::ordered(uint32_t client, EntryId id, const Entry& entry, std::s
   const auto waiting = waiting_.empty() ? waiting_.end() : waiting_.find(client);
   if (is_run(bytes)) {
     const auto run = read_record<RunRecord>(bytes);
-    const int64_t now = monotonic_ns();
+    const int64_t now = clock_();
     OrderTraceRecord record{.order = entry.order,
                             .client = client,
                             .plan = run.plan,
@@ -70,7 +70,7 @@ void OrderTrace::left(EntryId id, OrderOutcome outcome) {
   if (id >= ordered_.size() || ordered_[id].order == 0) return;
   OrderTraceRecord& record = ordered_[id];
   record.outcome = outcome;
-  if (outcome == OrderOutcome::kGranted) record.granted_ns = monotonic_ns();
+  if (outcome == OrderOutcome::kGranted) record.granted_ns = clock_();
   ring_.add(record);
   record.order = 0;
 }

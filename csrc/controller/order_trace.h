@@ -22,6 +22,7 @@
 #include "base/trace_ring.h"
 #include "messages/records.h"
 #include "sequencer/sequencer.h"
+#include "sync/atomic.h"
 
 namespace pathways {
 
@@ -35,7 +36,7 @@ enum OrderWait : uint16_t {
 
 enum class OrderOutcome : uint16_t { kGranted = 0, kDropped = 1, kNotGranted = 2, kNotOrdered = 3 };
 
-/// All times in nanoseconds (monotonic_ns()); 0: it did not happen, or is not known.
+/// All times in nanoseconds of the controller's clock; 0: it did not happen, or is not known.
 struct OrderTraceRecord {
   uint64_t order;
   uint32_t client;
@@ -53,6 +54,8 @@ static_assert(sizeof(OrderTraceRecord) == 56);
 class OrderTrace {
  public:
   using Ring = TraceRing<OrderTraceRecord>;
+
+  explicit OrderTrace(Clock clock) : clock_(clock) {}
 
   bool is_on() const { return ring_.is_on(); }
   void start(size_t capacity);
@@ -75,6 +78,7 @@ class OrderTrace {
     uint16_t waits;
   };
 
+  const Clock clock_;
   Ring ring_;
   std::unordered_map<uint32_t, Waiting> waiting_;  ///< by client: its next record, while that is kept out
   std::vector<OrderTraceRecord> ordered_;          ///< by entry; `order` 0: none that waits for its grant

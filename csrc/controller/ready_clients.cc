@@ -42,8 +42,8 @@ void ReadyClients::compare_near() {
   for (ClientState* client : without_bell_) mark(*client);
 }
 
-void ReadyClients::compare_all(std::span<const std::unique_ptr<ClientState>> all) {
-  compared_ns_ = monotonic_ns();
+void ReadyClients::compare_all(std::span<const std::unique_ptr<ClientState>> all, int64_t now) {
+  compared_ns_ = now;
   for (const auto& client : all) {
     if (client->bell != shared_bell_ && has_rung(*client)) mark(*client);
   }

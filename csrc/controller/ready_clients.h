@@ -46,9 +46,9 @@ class ReadyClients {
   /// Marks the near clients that have rung, and those without a bell of their own.
   void compare_near();
   /// Marks all clients that have rung.
-  void compare_all(std::span<const std::unique_ptr<ClientState>> all);
+  void compare_all(std::span<const std::unique_ptr<ClientState>> all, int64_t now);
   /// Whether `compare_all` is due although the pass has other work.
-  bool is_due() const { return monotonic_ns() - compared_ns_ >= kScan_ns; }
+  bool is_due(int64_t now) const { return now - compared_ns_ >= kScan_ns; }
 
   /// The clients to look at now; the next call returns those that were marked since. Valid until then.
   std::span<ClientState* const> take();

@@ -30,6 +30,8 @@ class DeviceClock {
  public:
   static constexpr uint32_t kNobody = 0xffffffffu;  ///< a client that is gone
 
+  explicit DeviceClock(Clock clock) : clock_(clock) {}
+
   /// What is noticed until `end_look`, is noticed together.
   void begin_look() {
     ++look_;
@@ -55,7 +57,7 @@ class DeviceClock {
   }
   /// The time of this look; between two looks: now.
   int64_t now_ns() {
-    if (now_ns_ == 0 || !is_looking_) now_ns_ = monotonic_ns();
+    if (now_ns_ == 0 || !is_looking_) now_ns_ = clock_();
     return now_ns_;
   }
 
@@ -89,6 +91,7 @@ class DeviceClock {
     return last_->second;
   }
 
+  const Clock clock_;
   int64_t free_ns_[64] = {};  ///< by device: when it was noticed last that something on it was over
   int64_t now_ns_ = 0;        ///< the time of this look; 0: not read yet
   uint32_t look_ = 0;

@@ -80,6 +80,7 @@ class Executor final : private OutputFinder, private Dispatcher {
     uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
     bool gangs_block = false;    ///< launching a gang blocks what the host does next (GANG-2)
     std::chrono::nanoseconds longest_put_wait = std::chrono::seconds(10);  ///< for memory, see PutQueue
+    Clock clock = monotonic_ns;
   };
 
   Executor(Options options, Backend& backend, HostLink& link);
@@ -211,8 +212,8 @@ class Executor final : private OutputFinder, private Dispatcher {
   LaunchMemory memory_;
   LaunchQueues queues_;
   ReadinessTracker tracker_;
-  DeviceClock clock_;
-  RunTrace trace_;
+  DeviceClock clock_{options_.clock};
+  RunTrace trace_{options_.clock};
   const ExecutorPart part_;
   ClientObjects objects_;
   Dataflow flow_;

@@ -38,6 +38,7 @@ class Dispatcher {
 
 struct ExecutorPart {
   const uint32_t host_;
+  const Clock now_ns_;
   Backend& backend_;
   HostLink& link_;
   Dispatcher& dispatcher_;

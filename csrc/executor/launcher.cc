@@ -49,7 +49,7 @@ bool Launcher::launch(NodeRef ref) {
   // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
   // even when an input has failed (GANG-1).
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
-  const int64_t launched_ns = is_launched ? monotonic_ns() : 0;
+  const int64_t launched_ns = is_launched ? now_ns_() : 0;
   bool answers = false;
   if (is_launched) run.launched_ns = launched_ns;
   if (is_launched) {
@@ -72,7 +72,7 @@ bool Launcher::launch(NodeRef ref) {
   const bool counts =
       queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr && !run.plan->moves(node);
   finish(ref, error, counts, counts || answers, launched_ns);
-  return !is_launched || !queues_.computes_in_launch() || monotonic_ns() - launched_ns < kLongLaunchNs;
+  return !is_launched || !queues_.computes_in_launch() || now_ns_() - launched_ns < kLongLaunchNs;
 }
 
 /// The call is not taken, or its predicate failed. It leaves its FIFOs at its turn like every other (ORD-1), and drops
@@ -171,7 +171,7 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
     if (moves) item.held = refs_.retain(run.values[inputs[0]]);
     tracker_.add(node.devices, item, made_of);
   } else if (launched_ns != 0) {  // SHARE-5: nobody notices its end
-    const int64_t now_ns = monotonic_ns();
+    const int64_t now_ns = now_ns_();
     run.count_time(clock_.began_ns(objects_.payer(run), node.devices, launched_ns, now_ns), now_ns);
   }
   flow_.read_done(run, inputs);
@@ -187,7 +187,7 @@ Readiness Launcher::trace_launch(Run& run, uint32_t index, uint32_t error, bool 
   const bool has_output = !outputs_.empty() && outputs_[0] != nullptr;
   Readiness seen = Readiness::kFailed;  // it says nothing of its end
   if (error == 0 && has_output) seen = backend_.readiness(outputs_[0]);
-  if (seen != Readiness::kPending) trace_.ended(run, index, monotonic_ns(), error != 0, true);
+  if (seen != Readiness::kPending) trace_.ended(run, index, now_ns_(), error != 0, true);
   return seen;
 }
 

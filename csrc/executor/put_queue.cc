@@ -22,7 +22,7 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
   if (must_wait(record, payload, &devices)) {
     const uint64_t maker = objects_.next_maker();
     objects_.make(c, handle, ObjectState::kAnnounced).maker = maker;
-    waiting_.push_back({record, {payload.begin(), payload.end()}, devices, monotonic_ns(), maker});
+    waiting_.push_back({record, {payload.begin(), payload.end()}, devices, now_ns_(), maker});
     memory_.keep_free(devices);
     return false;
   }
@@ -73,7 +73,7 @@ void PutQueue::define(const Put& put) {
 }
 
 uint32_t PutQueue::make_those_due() {
-  const int64_t late_ns = monotonic_ns() - longest_wait_.count();
+  const int64_t late_ns = now_ns_() - longest_wait_.count();
   uint32_t made = 0;
   uint64_t passed = 0;  // devices of puts that still wait
   for (size_t at = 0; at < waiting_.size();) {

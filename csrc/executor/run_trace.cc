@@ -13,13 +13,13 @@ uint64_t RunTrace::bytes_of(const Run& run, const NodeRecord& node, TraceKind ki
 }
 
 void RunTrace::begin(Run& run, int64_t read_ns) {
-  run.dispatched_ns = read_ns != 0 ? read_ns : monotonic_ns();
+  run.dispatched_ns = read_ns != 0 ? read_ns : now_ns_();
   run.times.assign(run.plan->plan.nodes().size(), NodeTimes{});
 }
 
 void RunTrace::throttled(Run& run, uint32_t node, uint8_t why) {
   NodeTimes& times = run.times[node];
-  if (times.ready_ns == 0) times.ready_ns = monotonic_ns();
+  if (times.ready_ns == 0) times.ready_ns = now_ns_();
   times.throttled_by |= why;
 }
 

@@ -3,7 +3,7 @@
 /// A run is traced when it was prepared while the trace was on; then `Run::times` has an entry per node. The classes of
 /// the executor report here; the records lie in a ring until they are taken (TRACE-1, base/trace_ring.h).
 ///
-/// Times are monotonic_ns() of this machine. A trace over several machines must add each machine's offset where the
+/// Times are those of the host's clock. A trace over several machines must add each machine's offset where the
 /// records are read (pathways/cluster/trace_timeline.py).
 ///
 ///   TRACE-2 (whole)  a traced run has one kRun record. Each of its calls, and each transfer within the host, has one
@@ -22,6 +22,7 @@
 
 #include "base/trace_ring.h"
 #include "executor/run_table.h"
+#include "sync/atomic.h"
 
 namespace pathways {
 
@@ -68,6 +69,8 @@ class RunTrace {
  public:
   using Ring = TraceRing<RunTraceRecord>;
 
+  explicit RunTrace(Clock clock) : now_ns_(clock) {}
+
   bool is_on() const { return ring_.is_on(); }
   void start(size_t capacity) { ring_.start(capacity); }
   /// Records what is not over of every traced run, and traces none of them further.
@@ -92,6 +95,7 @@ class RunTrace {
  private:
   static uint64_t bytes_of(const Run& run, const NodeRecord& node, TraceKind kind);
 
+  const Clock now_ns_;
   Ring ring_;
   int64_t latest_ns_ = 0;  ///< the latest launch or end in a record: no run ends before
 };

@@ -70,7 +70,7 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
   const uint32_t input = plan.inputs(node)[0], output = plan.outputs(node)[0];
   Value moved = nullptr;
   const bool is_traced = run.is_traced() && error != kDead;
-  if (is_traced) trace_.launched(run, ref.node, monotonic_ns());
+  if (is_traced) trace_.launched(run, ref.node, now_ns_());
   if (error != 0) {
     flow_.propagate_error(ref.run, output, error);
   } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
@@ -81,7 +81,7 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
   } else {
     flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
   }
-  if (is_traced && moved == nullptr) trace_.ended(run, ref.node, monotonic_ns(), true, true);
+  if (is_traced && moved == nullptr) trace_.ended(run, ref.node, now_ns_(), true, true);
   flow_.read_done(run, plan.inputs(node));
   flow_.close_step(ref.run);
 }
@@ -89,7 +89,7 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
 /// Notes the end of a transfer within the host, or sees to it that the end is noticed.
 void TransferManager::trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved) {
   if (backend_.readiness(moved) != Readiness::kPending) {
-    trace_.ended(run, ref.node, monotonic_ns(), false, true);
+    trace_.ended(run, ref.node, now_ns_(), false, true);
     return;
   }
   ++run.open;
@@ -99,7 +99,7 @@ void TransferManager::trace_move(NodeRef ref, Run& run, const NodeRecord& node, 
 
 void TransferManager::source_settled(uint64_t key, uint32_t error) {
   Exchange& exchange = exchanges_.at(key);
-  if (runs_[exchange.run].is_traced()) exchange.times.source_ready_ns = monotonic_ns();
+  if (runs_[exchange.run].is_traced()) exchange.times.source_ready_ns = now_ns_();
   exchange.source_ready = true;
   exchange.source_error = error;
   if (error == 0) send_early(key);
@@ -119,7 +119,7 @@ bool TransferManager::take_memory(uint64_t key) {
   const Status status = backend_.begin_receive(run.context(exchange.node), &receives);
   if (status == Status::kNoMemory) return false;
   exchange.has_room = status == Status::kOk;
-  if (run.is_traced()) exchange.times.announced_ns = monotonic_ns();
+  if (run.is_traced()) exchange.times.announced_ns = now_ns_();
   if (status != Status::kOk) {
     // Announces to the sources a receive without offsets, so that they write nothing and end their part.
     exchange.receive_error = errors_.add(std::string(backend_.last_error()));
@@ -183,7 +183,7 @@ void TransferManager::try_send(uint64_t key) {
   if (failure == Outcome::kFailed && exchange.source_error != 0) {
     text = errors_.text(exchange.source_error);
   } else if (failure == Outcome::kFailed) {
-    if (runs_[exchange.run].is_traced()) exchange.times.send_ns = monotonic_ns();
+    if (runs_[exchange.run].is_traced()) exchange.times.send_ns = now_ns_();
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
     backend_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
@@ -207,7 +207,7 @@ void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outco
   PW_CHECK(exchange.sends_left > 0);
   if (run.is_traced() && outcome != Outcome::kDead) {
     const bool failed = outcome == Outcome::kFailed;
-    trace_.exchanged(run, exchange.node, TraceKind::kSend, destination, exchange.times, monotonic_ns(), failed);
+    trace_.exchanged(run, exchange.node, TraceKind::kSend, destination, exchange.times, now_ns_(), failed);
   }
   if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
   if (destination == host_) {
@@ -247,7 +247,7 @@ void TransferManager::source_done(uint64_t key, uint32_t host, Outcome outcome, 
   PW_CHECK(exchange.receives_left > 0);
   if (const Run& run = runs_[exchange.run]; run.is_traced() && outcome != Outcome::kDead) {
     const bool failed = outcome == Outcome::kFailed;
-    trace_.exchanged(run, exchange.node, TraceKind::kReceive, host, exchange.times, monotonic_ns(), failed);
+    trace_.exchanged(run, exchange.node, TraceKind::kReceive, host, exchange.times, now_ns_(), failed);
   }
   exchange.done_sources.push_back(host);
   if (outcome != Outcome::kDone && exchange.receive_error == 0) {

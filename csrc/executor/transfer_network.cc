@@ -24,7 +24,7 @@ void TransferManager::send_early(uint64_t key) {
     bytes.push_back(room);
   }
   if (early.empty()) return;
-  if (run.is_traced()) exchange.times.send_ns = monotonic_ns();
+  if (run.is_traced()) exchange.times.send_ns = now_ns_();
   std::vector<SendState> states(early.size(), SendState::kFailed);
   backend_.send(where, exchange.source, early, key, states);
   for (size_t i = 0; i < early.size(); ++i) {

@@ -167,11 +167,11 @@ FutureState FutureTable::wait(Handle handle, std::chrono::nanoseconds timeout, S
     state = poll(handle);
   }
   if (state != FutureState::kPending || timeout.count() <= 0) return state;
-  const std::int64_t start = monotonic_ns();
+  const std::int64_t deadline = deadline_after(timeout);
   for (;;) {
     const std::uint32_t ticket = doorbell_.ticket();
     if (!mark_waited(handle)) return poll(handle);
-    const auto left = timeout - std::chrono::nanoseconds(monotonic_ns() - start);
+    const auto left = time_left(deadline);
     const Status rung = doorbell_.wait(ticket, left < kRecheck ? left : kRecheck, SpinPolicy::sleep_at_once());
     state = poll(handle);
     if (state != FutureState::kPending) return state;

@@ -49,11 +49,16 @@ Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* contro
       block_(own_.block()),
       inbox_(own_.inbox()),
       to_controller_(own_.outgoing(), &controller->doorbell, &controller->ready_bitmap, options.host),
-      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gangs_block},
+      executor_({.host = options.host,
+                 .devices = options.devices,
+                 .max_in_flight = options.max_in_flight,
+                 .device_bytes = options.device_bytes,
+                 .gangs_block = options.gangs_block,
+                 .clock = options.clock},
                 backend, *this),
       mailbox_(&block_->doorbell) {
   distance_ns_ = controller->distance_ns;
-  to_controller_.set_distance(distance_ns_);
+  to_controller_.set_distance(distance_ns_, options_.clock);
   if (!far.empty()) open_far(std::move(far), hosts.size(), controller);
   if (own_.peers() == 0) return;
   if (own_.peers() != hosts.size()) {
@@ -67,7 +72,7 @@ Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* contro
     if (peer == options.host || !hosts[peer].is_there()) continue;
     from_peers_[peer] = own_.from(peer).consumer();
     to_peers_[peer] = Outbox(hosts[peer].from(options.host).producer(), hosts[peer].doorbell());
-    to_peers_[peer].set_distance(distance_ns_);
+    to_peers_[peer].set_distance(distance_ns_, options_.clock);
   }
 }
 
@@ -160,10 +165,10 @@ uint32_t Host::step() {
   mailbox_.read();
   uint32_t done = 0;
   int64_t begin = 0;  // when the first record was read
-  for (; done < options_.batch && (done == 0 || monotonic_ns() < begin + options_.longest_step.count()); ++done) {
+  for (; done < options_.batch && (done == 0 || options_.clock() < begin + options_.longest_step.count()); ++done) {
     const std::span<const std::byte> bytes = inbox_.try_take(record_);
     if (bytes.empty()) break;
-    if (done == 0) begin = monotonic_ns();
+    if (done == 0) begin = options_.clock();
     mailbox_.read();  // what the record needs was registered before the record was written
     read_ns_ = done == 0 ? begin : 0;
     take(bytes);
@@ -188,7 +193,7 @@ std::chrono::nanoseconds Host::overflow_look() const {
   for (const Outbox& peer : to_peers_) {
     if (peer.due() != 0 && (due == 0 || peer.due() < due)) due = peer.due();
   }
-  const int64_t left = due - monotonic_ns();
+  const int64_t left = due - options_.clock();
   return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
 }
 

@@ -50,6 +50,7 @@ class Host : private HostLink {
     /// polls for them has not gone to sleep meanwhile (SpinPolicy::serve_stream), because a wake-up costs more than a
     /// check; and so seldom that the checks are cheap.
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(30);
+    Clock clock = monotonic_ns;
   };
 
   /// `hosts`: the blocks of all hosts, by number. A host that is not there is lost now, and will be replaced.

@@ -62,7 +62,7 @@ void Host::replace_peers() {
       ByteRing::create(ring.at, own_.peer_ring_bytes());
       from_peers_[next.peer] = ring.consumer();
       to_peers_[next.peer] = Outbox(next.block.from(options_.host).producer(), next.block.doorbell());
-      to_peers_[next.peer].set_distance(distance_ns_);
+      to_peers_[next.peer].set_distance(distance_ns_, options_.clock);
     } else {
       far_[next.peer] = next.incarnation;
       closed_far_[next.peer] = false;

@@ -14,7 +14,7 @@ constexpr uint32_t kSelf = 0;  // the only client of this link
 
 }  // namespace
 
-ClientLinkAtClient::ClientLinkAtClient(Segment client, Segment bell, StatusBlock* status, int64_t (*clock)())
+ClientLinkAtClient::ClientLinkAtClient(Segment client, Segment bell, StatusBlock* status, Clock clock)
     : Link(clock, /*is_home=*/false),
       client_(std::move(client)),
       bell_segment_(std::move(bell)),

@@ -24,7 +24,7 @@ class ClientLinkAtClient final : public Link {
  public:
   /// `client`: its block; `bell`: at which the client rings (a BellBlock); `status`: what the client reads of the
   /// cluster; its memory must outlive the link. Throws Error(kInvalid) when a segment is none of these.
-  ClientLinkAtClient(Segment client, Segment bell, StatusBlock* status, int64_t (*clock)() = monotonic_ns);
+  ClientLinkAtClient(Segment client, Segment bell, StatusBlock* status, Clock clock = monotonic_ns);
   ~ClientLinkAtClient() override { close(); }
 
   /// Tells the client that the cluster is gone. Only the first end counts.

@@ -8,7 +8,7 @@
 
 namespace pathways {
 
-ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, int64_t (*clock)())
+ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock)
     : Link(clock, /*is_home=*/true),
       hub_(hub),
       twin_(std::move(twin)),

@@ -26,7 +26,7 @@ class ClientLinkAtHome final : public Link {
  public:
   /// `twin`: the client's block here, fresh; `bell`: at which clients' ends ring the controller (a BellBlock);
   /// `status`: the cluster's (a StatusBlock).
-  ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, int64_t (*clock)() = monotonic_ns);
+  ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock = monotonic_ns);
   ~ClientLinkAtHome() override { close(); }
 
  private:

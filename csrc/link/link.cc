@@ -18,9 +18,7 @@ constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is si
 
 }  // namespace
 
-Link::Link(int64_t (*clock)(), bool is_home) : clock_(clock), is_home_(is_home), bells_(&bell_) {
-  heard_at_ns_ = clock_();
-}
+Link::Link(Clock clock, bool is_home) : clock_(clock), is_home_(is_home), bells_(&bell_) { heard_at_ns_ = clock_(); }
 
 void Link::refuse(const std::string& why) { throw Error(Status::kInvalid, "a link brought " + why); }
 

@@ -77,7 +77,7 @@ class Link : public std::enable_shared_from_this<Link> {
  protected:
   /// `clock`: this machine's (monotonic_ns). `is_home`: this end sends pings. The other end's answers tell home that it
   /// lives, and the pings tell it the same of home.
-  Link(int64_t (*clock)(), bool is_home);
+  Link(Clock clock, bool is_home);
 
   struct Block {  ///< a block of memory that is being sent
     uint32_t client;
@@ -130,7 +130,7 @@ class Link : public std::enable_shared_from_this<Link> {
     return read_record<T>(payload);
   }
 
-  int64_t (*const clock_)();
+  const Clock clock_;
   const bool is_home_;
   std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: a thread of its own collects from it
   uint32_t slot_ = 0;

@@ -35,7 +35,7 @@ class LinkPool {
  public:
   static constexpr std::chrono::nanoseconds kSweep = std::chrono::milliseconds(500);
 
-  explicit LinkPool(int64_t (*clock)() = monotonic_ns) : clock_(clock) {}
+  explicit LinkPool(Clock clock = monotonic_ns) : clock_(clock) {}
   LinkPool(const LinkPool&) = delete;
   LinkPool& operator=(const LinkPool&) = delete;
 
@@ -78,7 +78,7 @@ class LinkPool {
   void queue(uint32_t slot);
   std::shared_ptr<Link> next(uint32_t* slot);
 
-  int64_t (*const clock_)();
+  const Clock clock_;
   ReadyBell hosts_;                              ///< and its doorbell, at which the sender sleeps
   ReadyBitmap links_;                            ///< by slot
   uint32_t ticket_ = 0;                          ///< of the sender

@@ -11,15 +11,13 @@
 
 namespace pathways {
 
-std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, int64_t (*clock)(),
-                                               std::shared_ptr<LinkPool> pool) {
+std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, Clock clock, std::shared_ptr<LinkPool> pool) {
   auto link = std::make_shared<MachineLink>(hub, end, clock);
   if (pool != nullptr) link->join(std::move(pool));
   return link;
 }
 
-MachineLink::MachineLink(LinkHub& hub, End end, int64_t (*clock)())
-    : Link(clock, end == End::kHome), hub_(hub), end_(end) {}
+MachineLink::MachineLink(LinkHub& hub, End end, Clock clock) : Link(clock, end == End::kHome), hub_(hub), end_(end) {}
 
 void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView& block, ControllerBlock* controller,
                            std::shared_ptr<const void> keep) {

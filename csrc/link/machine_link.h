@@ -31,9 +31,9 @@ class MachineLink final : public Link {
   enum class End : uint8_t { kHome, kAgent };
 
   /// `pool`: whose sender collects from it; home's end only, because the controller marks hosts there.
-  static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, int64_t (*clock)() = monotonic_ns,
+  static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, Clock clock = monotonic_ns,
                                            std::shared_ptr<LinkPool> pool = nullptr);
-  MachineLink(LinkHub& hub, End end, int64_t (*clock)());
+  MachineLink(LinkHub& hub, End end, Clock clock);
   ~MachineLink() override { close(); }
 
   /// Home: `block` is the twin of a host of the other machine, `controller` the controller's block. Agent: `block` is

@@ -51,7 +51,7 @@ class Outbox {
     std::vector<std::byte>& kept = overflow_.emplace_back(bytes);
     overflow_bytes_ += bytes;
     fill(kept.data());
-    if (distance_ns_ != 0) due_.push_back(monotonic_ns() + distance_ns_);
+    if (distance_ns_ != 0) due_.push_back(clock_() + distance_ns_);
   }
 
   /// Publishes what was sent and wakes the reader if it sleeps. True while some records are still kept here.
@@ -73,9 +73,12 @@ class Outbox {
     return !overflow_.empty();
   }
 
-  /// Call it before anything is sent.
-  void set_distance(int64_t ns) { distance_ns_ = ns; }
-  /// When the oldest record that is kept here may be sent (monotonic_ns()); 0: at once, or no record is kept.
+  /// Call it before anything is sent. Without a distance, an outbox needs no clock.
+  void set_distance(int64_t ns, Clock clock) {
+    distance_ns_ = ns;
+    clock_ = clock;
+  }
+  /// When the oldest record that is kept here may be sent, by the clock; 0: at once, or no record is kept.
   int64_t due() const { return due_.empty() ? 0 : due_.front(); }
 
   /// TRUST-1: the reader's end of the ring is invalid. Drops what the reader has not read, to make room for one last
@@ -97,7 +100,7 @@ class Outbox {
  private:
   void drain() {
     while (!overflow_.empty()) {
-      if (!due_.empty() && due_.front() > monotonic_ns()) return;
+      if (!due_.empty() && due_.front() > clock_()) return;
       const std::vector<std::byte>& kept = overflow_.front();
       const std::span<std::byte> room = producer_.try_reserve(static_cast<uint32_t>(kept.size()));
       if (room.empty()) return;
@@ -118,6 +121,7 @@ class Outbox {
   uint64_t overflow_bytes_ = 0;
   uint64_t in_ring_ = 0;  ///< records that were written to the ring, in all
   int64_t distance_ns_ = 0;
+  Clock clock_ = nullptr;    ///< only with a distance
   std::deque<int64_t> due_;  ///< with a distance: when each record of overflow_ may be sent
   bool is_dirty_ = false;
 };

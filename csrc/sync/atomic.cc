@@ -22,6 +22,16 @@ std::int64_t monotonic_ns() noexcept {
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
+std::int64_t deadline_after(std::chrono::nanoseconds wait) noexcept {
+  const std::int64_t now = monotonic_ns();
+  const std::int64_t wait_ns = wait.count() > 0 ? wait.count() : 0;
+  return wait_ns < kNoDeadline - now ? now + wait_ns : kNoDeadline;
+}
+
+std::chrono::nanoseconds time_left(std::int64_t deadline_ns) noexcept {
+  return std::chrono::nanoseconds(deadline_ns - monotonic_ns());
+}
+
 FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected, std::int64_t deadline_ns) noexcept {
   timespec until{};
   if (deadline_ns != kNoDeadline) {

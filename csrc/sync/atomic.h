@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <span>
 
@@ -21,6 +22,10 @@ enum class FutexResult : std::uint8_t { kWoken, kChanged, kTimeout };
 
 /// "No deadline" for futex_wait.
 inline constexpr std::int64_t kNoDeadline = INT64_MAX;
+
+/// Where a part of the core reads the time, in nanoseconds: monotonic_ns, or a time of a test. Who makes the part hands
+/// it in; only sync/atomic.cc reads the machine's clock. What sleeps (deadline_after) sleeps by the machine's clock.
+using Clock = std::int64_t (*)();
 
 }  // namespace pathways
 
@@ -94,6 +99,12 @@ bool has_futex_waitv() noexcept;
 
 /// Nanoseconds of CLOCK_MONOTONIC, the same in every process of the machine.
 std::int64_t monotonic_ns() noexcept;
+
+/// The moment in `wait` from now; kNoDeadline: never.
+std::int64_t deadline_after(std::chrono::nanoseconds wait) noexcept;
+
+/// How long it is until the deadline; zero or less: it has passed.
+std::chrono::nanoseconds time_left(std::int64_t deadline_ns) noexcept;
 
 /// Makes the calling thread's timed waits end on time; by default the kernel may add 50 us. For measurement.
 void precise_timers() noexcept;

@@ -114,14 +114,14 @@ Status BellSet::wait(std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept
     if (was_rung()) return Status::kOk;
     cpu_relax();
   }
-  const int64_t yields_end = spin.yield_ns == 0 ? kNoDeadline : monotonic_ns() + spin.yield_ns;
+  const int64_t yields_end = spin.yield_ns == 0 ? kNoDeadline : deadline_after(std::chrono::nanoseconds(spin.yield_ns));
   for (uint32_t i = 0; i < spin.yields; ++i) {
     if (was_rung()) return Status::kOk;
     thread_yield();
-    if (spin.yield_ns != 0 && monotonic_ns() >= yields_end) break;
+    if (spin.yield_ns != 0 && time_left(yields_end).count() <= 0) break;
   }
   if (timeout.count() <= 0) return was_rung() ? Status::kOk : Status::kTimeout;
-  const int64_t deadline = monotonic_ns() + std::min<int64_t>(timeout.count(), kNoDeadline / 2);
+  const int64_t deadline = deadline_after(timeout);
   while (true) {
     if (!park()) return Status::kOk;
     const FutexResult result = sleep(deadline);

@@ -32,17 +32,6 @@ SpinPolicy TurnSpin::policy() const noexcept {
   return {40, 1'000, static_cast<std::uint32_t>(kTurn.count())};
 }
 
-namespace {
-
-std::int64_t deadline_after(std::chrono::nanoseconds timeout) noexcept {
-  if (timeout == std::chrono::nanoseconds::max()) return kNoDeadline;
-  const std::int64_t now = monotonic_ns();
-  const std::int64_t wait_ns = timeout.count() > 0 ? timeout.count() : 0;
-  return wait_ns < kNoDeadline - now ? now + wait_ns : kNoDeadline;
-}
-
-}  // namespace
-
 Status DoorbellWord::wait(std::uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept {
   // SYNC doorbell/wait: every load below pairs with doorbell/ring.
   const auto rung = [&] { return (word.load(std::memory_order_acquire) & ~kParked) != ticket; };
@@ -50,11 +39,12 @@ Status DoorbellWord::wait(std::uint32_t ticket, std::chrono::nanoseconds timeout
     if (rung()) return Status::kOk;
     cpu_relax();
   }
-  const std::int64_t yields_end = spin.yield_ns == 0 ? kNoDeadline : monotonic_ns() + spin.yield_ns;
+  const std::int64_t yields_end =
+      spin.yield_ns == 0 ? kNoDeadline : deadline_after(std::chrono::nanoseconds(spin.yield_ns));
   for (std::uint32_t i = 0; i < spin.yields; ++i) {
     if (rung()) return Status::kOk;
     thread_yield();
-    if (spin.yield_ns != 0 && monotonic_ns() >= yields_end) break;
+    if (spin.yield_ns != 0 && time_left(yields_end).count() <= 0) break;
   }
   if (rung()) return Status::kOk;
   if (timeout.count() <= 0) return Status::kTimeout;

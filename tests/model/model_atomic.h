@@ -104,6 +104,10 @@ inline void model_write(const void* where) noexcept { model::on_write(where); }
 
 /// Time stands still: a wait that only time would end is a lost wake-up, and reported as one.
 inline std::int64_t monotonic_ns() noexcept { return 0; }
+inline std::int64_t deadline_after(std::chrono::nanoseconds wait) noexcept { return wait.count(); }
+inline std::chrono::nanoseconds time_left(std::int64_t deadline_ns) noexcept {
+  return std::chrono::nanoseconds(deadline_ns);
+}
 inline FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected, std::int64_t) noexcept {
   return model::on_futex_wait(&word, expected) ? FutexResult::kWoken : FutexResult::kChanged;
 }

@@ -21,6 +21,8 @@ CYTHON_IMPORT = re.compile(
 LABEL = re.compile(r"\b[A-Z]{3,8}-\d{1,2}\b")
 NOT_LABELS = {"UTF-8", "UTF-16", "UTF-32", "SHA-1"}
 JAX_PRIVATE = ("jaxlib", "jax._src", "jax.jaxlib")
+CLOCK = re.compile(r"\b(?:monotonic_ns\s*\(|\w+_clock::now\b|clock_gettime\b|gettimeofday\b)")
+CLOCK_FILES = ("csrc/sync/atomic.cc", "csrc/sync/atomic.h", "csrc/base/process.cc")  # the last one writes dates in logs
 LONGEST_HEADER = 250  # lines: what a reader takes in as one thing
 LONGEST_FILE = 500
 TOP = "pathways"  # pathways/__init__.py and __main__.py: may use everything
@@ -248,6 +250,18 @@ def long_files(root: pathlib.Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)} has {lines} lines: expected at most {most}; split it by job"
 
 
+def clock_readers(root: pathlib.Path) -> Iterator[str]:
+    """Lines of the core that read the machine's clock themselves: everything else has its Clock from its owner, so a
+    test can hand in a time of its own. What only measures (`simulate`, `bind`) is not in the core."""
+    for path in sorted((root / "csrc").rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.suffix not in (".h", ".cc") or name in CLOCK_FILES or name.startswith(("csrc/simulate/", "csrc/bind/")):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if CLOCK.search(line.split("//")[0]):
+                yield f"{name}:{number} reads the machine's clock: expected a Clock that its owner hands in"
+
+
 @pytest.fixture(scope="module")
 def page(root: pathlib.Path) -> str:
     return (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -297,6 +311,11 @@ def test_no_headers_include_each_other(root: pathlib.Path) -> None:
 
 def test_no_file_is_too_long(root: pathlib.Path) -> None:
     faults = list(long_files(root))
+    assert not faults, "\n".join(faults)
+
+
+def test_only_one_file_of_the_core_reads_the_clock(root: pathlib.Path) -> None:
+    faults = list(clock_readers(root))
     assert not faults, "\n".join(faults)
 
 
@@ -392,6 +411,16 @@ def test_a_long_header_is_found(tmp_path: pathlib.Path) -> None:
     assert list(long_files(tmp_path)) == [
         "csrc/a/long.h has 251 lines: expected at most 250; split it by job",
         "tests/long.py has 501 lines: expected at most 500; split it by job",
+    ]
+
+
+def test_a_read_of_the_clock_is_found(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "csrc/sync").mkdir(parents=True)
+    (tmp_path / "csrc/sync/atomic.cc").write_text("return monotonic_ns();\n")
+    (tmp_path / "csrc/sync/ring.h").write_text("Clock clock = monotonic_ns;  // not monotonic_ns()\n")
+    (tmp_path / "csrc/sync/ring.cc").write_text("clock();\nnow = monotonic_ns();\n")
+    assert list(clock_readers(tmp_path)) == [
+        "csrc/sync/ring.cc:2 reads the machine's clock: expected a Clock that its owner hands in"
     ]
 
 

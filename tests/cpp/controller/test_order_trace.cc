@@ -84,7 +84,7 @@ TEST_F(Ordered, DroppedAndNotGranted) {
 }
 
 TEST_F(Ordered, TimesOfAClientAreData) {
-  OrderTrace trace;
+  OrderTrace trace(monotonic_ns);
   trace.start(16);
   std::vector<std::byte> bytes(sizeof(RunRecord) + sizeof(int64_t));
   for (const int64_t said : {INT64_MIN, int64_t{-1}, int64_t{7}, INT64_MAX}) {
@@ -167,7 +167,7 @@ TEST_F(Ordered, ARecordThatJustFitsItsClient) {
 }
 
 TEST_F(Ordered, WhatIsKeptOut) {
-  OrderTrace trace;
+  OrderTrace trace(monotonic_ns);
   trace.start(16);
   trace.waits(3, kWaitsForMemory);
   trace.waits(3, kWaitsForTurn);

@@ -15,8 +15,8 @@
 namespace pathways::test {
 
 struct FarClient {
-  FarClient(LinkHub& hub, Client::Options options, ClientBlock::Sizes sizes, int64_t (*home_clock)() = monotonic_ns,
-            int64_t (*client_clock)() = monotonic_ns)
+  FarClient(LinkHub& hub, Client::Options options, ClientBlock::Sizes sizes, Clock home_clock = monotonic_ns,
+            Clock client_clock = monotonic_ns)
       : twin(ClientBlock::make(sizes, true)),
         own(ClientBlock::make(sizes, true)),
         at_home(std::make_shared<ClientLinkAtHome>(hub, same(twin), same(home_bell), same(home_status), home_clock)),

@@ -81,7 +81,7 @@ TEST_F(Box, SaysWhenItHoldsBack) {
 TEST_F(Box, KeepsWhatIsFarUntilItIsDue) {
   Outbox box(ring, &bell);
   auto consumer = ring->claim_consumer();
-  box.set_distance(2000000);
+  box.set_distance(2000000, monotonic_ns);
   EXPECT_EQ(box.due(), 0);
   const int64_t begin = monotonic_ns();
   send(box, 1, 8);
