@@ -161,7 +161,8 @@ class Controller {
   ControllerStats stats();
   /// True when nothing waits, is granted, or is kept in an outbox. Call it between steps only.
   bool is_idle() const;
-  /// The time, by the controller's clock, at which `step` has work although nobody rings: the next deadline; INT64_MAX: none.
+  /// The time, by the controller's clock, at which `step` has work although nobody rings: the next deadline;
+  /// INT64_MAX: none.
   int64_t next_deadline_ns() const {
     return std::min(loops_.next_ns(), deadlines_.empty() ? INT64_MAX : deadlines_.next_ns());
   }

@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 
 from pathways._jaxlib.callbacks import callback_operations
 from pathways._jaxlib.mlir_modules import shape_and_dtype
+from pathways.quirks import quirks_of
 
 
 def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[np.ndarray]]) -> None:
@@ -70,15 +71,14 @@ def _emit_callback(
     sharding: Any,
 ) -> Sequence[ir.Value]:
     """As `jax._src.callback.emit_python_callback`, but keeps 64-bit results on threads where 64-bit types are off."""
-    platform = ctx.module_context.platforms[0]
+    target = quirks_of(ctx.module_context.platforms[0]).callback_target
     ctx = dataclasses.replace(ctx, avals_in=inputs, avals_out=outputs)
-    if platform == "tpu":
+    if target is None:
         return jax_callback.emit_python_callback(
             ctx, call, None, operands, inputs, outputs, has_side_effect=has_side_effect, sharding=sharding
         )[0]
     ctx.module_context.add_host_callback(call)
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
-    target = f"xla_ffi_python_{'cpu' if platform == 'cpu' else 'gpu'}_callback"
     made = ffi.build_ffi_lowering_function(target, has_side_effect=has_side_effect)(ctx, *operands, index=index)
     if sharding is not None:
         jax_mlir.set_sharding(ctx.module_context, made, sharding)

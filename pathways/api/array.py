@@ -183,7 +183,7 @@ class Array(_Face):
                 "body, and pass it on as an argument"
             )
         if self.cached is None:
-            if self.layout.slice.cluster.platform != "cpu":
+            if not self.layout.slice.cluster.quirks.is_host_memory:
                 transfer_guard.check("device-to-host", ReadName(self), self)
             value = self._in_process()
             if value is not None:
@@ -295,7 +295,7 @@ class Array(_Face):
             data = self._read()
             return None if data is None else value_of(self.layout, data)
         cluster = self.layout.slice.cluster
-        if cluster.platform != "cpu" or self.nbytes > _SHOWN_BYTES:
+        if not cluster.quirks.is_host_memory or self.nbytes > _SHOWN_BYTES:
             return None
         value = self._in_process()
         return None if value is None else _jaxlib.from_physical(value, self.layout.dtype)

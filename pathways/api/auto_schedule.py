@@ -22,6 +22,7 @@ from pathways.compiler.schedule import model
 from pathways.compiler.trace import Traced
 from pathways.plan.binding import BoundProgram, host_plan
 from pathways.plan.memory_profile import Profile
+from pathways.quirks import quirks_of
 
 
 def lower_within_memory(
@@ -36,7 +37,7 @@ def lower_within_memory(
         What `compile_traced` raises.
     """
     topology = cluster.control().topology
-    on_host = topology.platform == "cpu"
+    on_host = quirks_of(topology.platform).is_host_memory
     temporaries: dict[str, int] | None = None
     registration = None  # holds what the hosts have compiled until the program is compiled for good
     while True:

@@ -16,6 +16,7 @@ from pathways.api.registration import CompositeRegistration
 from pathways.compiler.ir import Computation, LogicalProgram
 from pathways.compiler.options import Options
 from pathways.plan.offloads import Curves
+from pathways.quirks import quirks_of
 
 #: Into how many loops a scan may be cut, so that what it saves can be offloaded piece by piece.
 _CHUNKS = (4, 8, 16, 32)
@@ -37,7 +38,7 @@ def within_memory(lowering: Lowering, options: Options, compile_: Callable[[Opti
         budgets.insert(0, options.offload)  # if it cannot keep to that, it is to run at least
     if not budgets or options.offload == "none" or lowering.program.callbacks:
         return lowering
-    on_host = topology.platform == "cpu"
+    on_host = quirks_of(topology.platform).is_host_memory
     curves = Curves(lowering.bind(), lambda _: 0, on_host)
     if max(curves.needs().values(), default=0) <= _CLEARLY_FITS * budgets[0]:
         return lowering

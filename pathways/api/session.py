@@ -26,6 +26,7 @@ from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
 from pathways.plan.topology import SliceBinding
 from pathways.protocol import payloads
+from pathways.quirks import quirks_of
 
 #: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
 RELEASE_BYTES = 1 << 20
@@ -52,11 +53,12 @@ class Session:
         topology = control.topology
         each = topology.devices_per_host
         self.platform: str = topology.platform
+        self.quirks = quirks_of(topology.platform)
         self.devices = tuple(
             Device(number, number // each, topology.island_of(number // each), topology.platform)
             for number in range(topology.devices)
         )
-        self.lowering_platform = {"gpu": "cuda"}.get(topology.platform, topology.platform)
+        self.lowering_platform: str = self.quirks.lowered_as or topology.platform
         self.is_embedded = is_embedded
         liveness = None if self.is_embedded else control.check
         self.native = _core.Client(
@@ -248,7 +250,7 @@ def make_layout(key: Any, kind: ArrayType, slice: Slice, mesh: MeshSpec, binding
     )
     layout.cache = kind
     # The short way of a read asks no transfer guard: there is none for memory of this process's own kind.
-    layout.plain = kind.dtype if dtype is kind.dtype and slice.cluster.platform == "cpu" else None
+    layout.plain = kind.dtype if dtype is kind.dtype and slice.cluster.quirks.is_host_memory else None
     return layout
 
 

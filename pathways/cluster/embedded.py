@@ -35,6 +35,7 @@ from pathways.process import environment
 from pathways.process.client_terms import ClientTerms
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads, wire
+from pathways.quirks import quirks_of
 
 _has_warned = False
 
@@ -50,7 +51,8 @@ def _local_devices() -> list[jax.Device]:
         _has_warned = True  # a later cluster in this process has the same backend
         return devices
     devices = jax.local_devices()
-    if not _has_warned and devices[0].platform == "cpu" and not environment.has_cpu_threads(len(devices), os.environ):
+    is_exposed = not _has_warned and quirks_of(devices[0].platform).collects_on_threads
+    if is_exposed and not environment.has_cpu_threads(len(devices), os.environ):
         _has_warned = True
         why = "JAX was used before pathways.connect()" if exists else f"NPROC={os.environ['NPROC']} is set"
         enough = environment.cpu_threads(len(devices))

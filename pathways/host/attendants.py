@@ -44,7 +44,7 @@ class Attendants:
 
     def asker(self, client: int, devices: int) -> Asker:
         """Makes the `Asker` by which a computation on so many devices calls its client."""
-        if self._fence is None and self._devices.is_cpu and self._devices.has_peers:
+        if self._fence is None and self._devices.quirks.gangs_block and self._devices.has_peers:
             self._fence = Fence(self._devices.local)
         return Asker(functools.partial(self._questions.ask, client), devices, self._give_up)
 
@@ -78,7 +78,7 @@ class Fence:
     XLA's CPU client runs the single-device launches of one thread in their order. It does not order those of two
     threads, so their collectives could be paired wrongly. A fence is a tiny computation that the enqueue thread
     launches: when it has run, all earlier single-device launches of that thread have run. One gang with callbacks runs
-    at a time, so a device has one fence at most, within the bound of `jax_backend.CPU_IN_FLIGHT`.
+    at a time, so a device has one fence at most, within the bound of `Quirks.in_flight`.
     """
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:

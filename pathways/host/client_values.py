@@ -15,15 +15,16 @@ from pathways.host.own_settings import own_settings
 from pathways.host.placements import Placements
 from pathways.protocol import payloads
 from pathways.protocol.payloads import Mode
+from pathways.quirks import Quirks
 
 
 class ClientValues:
     """The puts and fetches of one host."""
 
-    def __init__(self, core: Any, placements: Placements, platform: str) -> None:
+    def __init__(self, core: Any, placements: Placements, quirks: Quirks) -> None:
         self._core = core
         self._placements = placements
-        self._platform = platform
+        self._quirks = quirks
         self.local: dict[int, Any] = {}  # embedded: objects that client and host hand to each other, by key
 
     @own_settings
@@ -90,7 +91,7 @@ class ClientValues:
     @own_settings
     def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:
         """The recipe by which `_core` reads back arrays like `value`."""
-        return read_back.recipe(value, self._platform)
+        return read_back.recipe(value, self._quirks)
 
     @own_settings
     def read_back(self, value: jax.Array, memory: memoryview) -> None:

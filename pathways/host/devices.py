@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pathways.compiler import specs
 from pathways.plan.resharding import Placement
+from pathways.quirks import quirks_of
 
 
 class HostDevices:
@@ -25,8 +26,7 @@ class HostDevices:
         self.local = tuple(local)
         self.island = tuple(island)
         self.first = first
-        self.platform: str = local[0].platform
-        self.is_cpu = self.platform == "cpu"
+        self.quirks = quirks_of(local[0].platform)
         self._shardings: dict[Any, NamedSharding] = {}
 
     @property

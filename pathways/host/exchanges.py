@@ -91,7 +91,7 @@ class Exchanges:
                 )
         if is_origins:
             self._origins[order, plan, index] = [np.array(shard) for shard in shards]
-        if self._devices.is_cpu and not _jaxlib.is_sub_byte(kind.dtype):
+        if self._devices.quirks.is_host_memory and not _jaxlib.is_sub_byte(kind.dtype):
             return value, [(_jaxlib.address_of(shard) if shard.size else 0, shard.nbytes) for shard in shards]
         copies = [np.ascontiguousarray(shard) for shard in shards]
         return copies, [(copy.__array_interface__["data"][0], copy.nbytes) for copy in copies]

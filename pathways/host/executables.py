@@ -27,6 +27,7 @@ from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, Computation
 from pathways.host.callbacks import Asker
 from pathways.host.devices import device_mesh
+from pathways.quirks import quirks_of
 
 Axes = tuple[tuple[str, int], ...]  # names and sizes
 
@@ -182,8 +183,8 @@ def load(
         # The module of a computation with callbacks has pointers of this process.
         anew = _jaxlib.compile_anew() if computation.callbacks else contextlib.nullcontext()
         with _jaxlib.ignore_unused_donations(), anew:
-            is_patient = computation.callbacks and len(devices) > 1 and devices[0].platform == "cpu"
-            compiled = jitted.lower(*structs).compile(_PATIENCE if is_patient else None)
+            gives_up = len(devices) > 1 and quirks_of(devices[0].platform).collects_on_threads
+            compiled = jitted.lower(*structs).compile(_PATIENCE if computation.callbacks and gives_up else None)
     except errors.PathwaysError:
         raise
     except (RuntimeError, ValueError) as error:

@@ -35,9 +35,6 @@ from pathways.host.watchers import Watchers
 from pathways.plan.binding import Bindings
 from pathways.protocol.control_pb2 import ComputationAnalysis
 
-#: Launches in flight per CPU device. XLA takes 32; then the enqueue call blocks, for other devices too. So 32 less one.
-CPU_IN_FLIGHT = 31
-
 
 class JaxBackend:
     """One host that runs on JAX. `run` is the loop of the enqueue thread."""
@@ -66,19 +63,15 @@ class JaxBackend:
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
-        # On a host with one CPU device, the enqueue call itself runs the computation, so nothing is ever in flight.
-        bound = CPU_IN_FLIGHT if here.is_cpu and len(devices) > 1 else 0
         self.core = _core.Host(
             self,
             host,
             len(devices),
-            bound,
+            here.quirks.in_flight if len(devices) > 1 else 0,
             list(segments),
             controller,
             device_bytes=device_bytes,
-            # Measured on CPU: XLA runs a cheap gang on one device inside the launch call, and runs the gangs on several
-            # devices one after the other. So a gang holds up later launches (GANG-2).
-            gangs_block=here.is_cpu,
+            gangs_block=here.quirks.gangs_block,
             swap_every_for_testing=swap_every_for_testing,
             far=far,
         )
@@ -94,7 +87,7 @@ class JaxBackend:
         self.exchanges = Exchanges(self.core, here, self.programs.by_number, transfer_bytes, self.transfers)
         self._tasks = Tasks(self.core, host)
         self.watchers = Watchers(self.core)
-        self.values = ClientValues(self.core, self._placements, here.platform)
+        self.values = ClientValues(self.core, self._placements, here.quirks)
         self.commands = Commands(
             here,
             self._placements,

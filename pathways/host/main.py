@@ -36,6 +36,7 @@ from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
 from pathways.protocol.serialization import dump, load_program
 from pathways.protocol.wire import Stage
+from pathways.quirks import quirks_of
 
 FD_TIMEOUT_S = 10.0
 LAST_WORDS_S = 2.0
@@ -85,11 +86,11 @@ class Driver(Protocol):
 
 
 def default_device_bytes(device: Any, devices: int) -> int:
-    """Memory of a device that may be used: its own limit; on CPU, the machine's memory / `devices`; 0: unknown."""
+    """Memory of a device that may be used: its own limit, or its part of the machine's memory; 0: unknown."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    if device.platform == "cpu":
+    if quirks_of(device.platform).is_host_memory:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
     return 0
 
@@ -119,7 +120,7 @@ def start_jax_driver(
             f"host {config.host} should have {config.devices_per_host} {config.platform} devices, but JAX shows "
             f"{len(local)}: {local}"
         )
-    if (platform == "cpu") != (config.platform == "cpu"):
+    if quirks_of(platform).is_host_memory != quirks_of(config.platform).is_host_memory:
         raise RuntimeError(f"host {config.host} should have {config.platform} devices, but JAX shows {local}")
     everyone = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if len(everyone) != config.devices_per_host * len(config.island_hosts):

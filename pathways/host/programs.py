@@ -37,7 +37,7 @@ class Program:
 
     def __init__(self, client: int, bound: BoundProgram, devices: HostDevices, asker: Callable[[int], Asker]) -> None:
         """`asker(devices)` makes the `Asker` by which a computation on so many devices calls the client."""
-        plan = host_plan(bound, devices.host, devices.is_cpu)
+        plan = host_plan(bound, devices.host, devices.quirks.is_host_memory)
         self.client = client
         self.bound = bound
         self.plan = plan
@@ -54,7 +54,8 @@ class Program:
         ]
         #: By transfer: whether the copier reads the shards where they are. Types of less than a byte are unpacked.
         self.reads_in_place = [
-            devices.is_cpu and not _jaxlib.is_sub_byte(each.target.type.dtype) for each in self.host_reshard_plans
+            devices.quirks.is_host_memory and not _jaxlib.is_sub_byte(each.target.type.dtype)
+            for each in self.host_reshard_plans
         ]
         self._devices = devices
         self._targets: dict[int, LocalPlacement] = {}  # by transfer, of those that this host receives
@@ -158,7 +159,7 @@ class Programs:
             registered.executables = loaded
             temporaries = [each.memory.temporary_bytes for each in loaded]
             with collection_is_rare():
-                profile = Profile(registered.bound, self._devices.host, receives_on_host=self._devices.is_cpu)
+                profile = Profile(registered.bound, self._devices.host, self._devices.quirks.is_host_memory)
                 memory = profile.memory(registered.plan, temporaries)
                 sizes = sizes_of(registered.plan, profile, temporaries)
             self._core.set_launchables(program_id, tuple(each.call for each in loaded), *sizes)

@@ -15,16 +15,17 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib
+from pathways.quirks import Quirks
 
 #: Three things. The bytes of the whole value. For each part that this host writes: (shard, offset in the whole, bytes);
 #: or None: use `write`. The function that gets the shards; None for an array of one shard.
 Recipe = tuple[int, tuple[tuple[int, int, int], ...] | None, Callable[[Any], Sequence[Any]] | None]
 
 
-def recipe(value: jax.Array, platform: str) -> Recipe:
+def recipe(value: jax.Array, quirks: Quirks) -> Recipe:
     """The recipe for reading back arrays like `value`."""
     nbytes = value.size * value.dtype.itemsize
-    if platform != "cpu" or _jaxlib.is_sub_byte(value.dtype):
+    if not quirks.is_host_memory or _jaxlib.is_sub_byte(value.dtype):
         return nbytes, None, None
     shards = value.addressable_shards
     if len(shards) == 1 and shards[0].data.size == value.size:
