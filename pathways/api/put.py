@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import tree_flatten
 
-from pathways import _jaxlib, errors
+from pathways import _core, _jaxlib, errors
 from pathways.api import transfer_guard
 from pathways.api.array import Array
 from pathways.api.compiled import move
@@ -59,17 +60,37 @@ def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
         elif getattr(leaf, "dtype", None) == jax.dtypes.float0:
             out.append(leaf)  # the derivative of a whole number has no bytes to put, as under jax.device_put
         else:
-            argument = as_argument(leaf, what)
-            kind = physical(argument.shape, argument.dtype, slice_, slice_.spec(leaf_spec, argument.shape, what))
-            layout = slice_.cluster.layout(
-                kind,
-                slice_,
-                dtype=_jaxlib.logical_dtype(argument.dtype, kind.dtype),
-                shape=argument.shape,
-                weak_type=argument.weak_type,
-            )
-            out.append(put_leaf(leaf, layout, what, is_explicit=True))
+            out.append(_put(leaf, slice_, leaf_spec, what))
     return tree.unflatten(out)
+
+
+def _put(leaf: Any, slice_: Slice, spec: Any, what: object) -> Array:
+    while True:
+        try:
+            return put_leaf(leaf, _layout(leaf, slice_, spec, what), what, is_explicit=True)
+        except errors.SliceResizedError:  # since the layout was looked up
+            continue
+
+
+def _layout(leaf: Any, slice_: Slice, spec: Any, what: object) -> _core.Layout:
+    """The layout of a host value on a slice. Its type and its spec are looked at once for all NumPy arrays alike."""
+    known, key = slice_.put_layouts, None  # another shape of the slice has others
+    if type(leaf) is np.ndarray and spec is None:
+        key = leaf.shape, leaf.dtype, jax.config.jax_enable_x64
+        if (layout := known.get(key)) is not None:
+            return layout
+    argument = as_argument(leaf, what)
+    kind = physical(argument.shape, argument.dtype, slice_, slice_.spec(spec, argument.shape, what))
+    layout = slice_.cluster.layout(
+        kind,
+        slice_,
+        dtype=_jaxlib.logical_dtype(argument.dtype, kind.dtype),
+        shape=argument.shape,
+        weak_type=argument.weak_type,
+    )
+    if key is not None:
+        known[key] = layout
+    return layout
 
 
 class ValueName:

@@ -6,13 +6,13 @@ import dataclasses
 import itertools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from pathways import _jaxlib, errors
+from pathways import _core, _jaxlib, errors
 from pathways.api.tracing import find_named, remember
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
@@ -153,6 +153,8 @@ class Slice:
         self.binding = binding
         self.mesh_spec = mesh
         self.mesh = specs.abstract_mesh(mesh)
+        #: What `device_put` has found out about NumPy arrays, by their shape and type and the x64 mode.
+        self.put_layouts: dict[Hashable, _core.Layout] = {}
         remember(self)
 
     def next_mesh(self, shape: Sequence[int]) -> MeshSpec:

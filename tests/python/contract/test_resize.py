@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.api import put
 from pathways.api.compiled import Lowering
 
 VALUE = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -288,6 +289,26 @@ def test_what_is_deleted_meanwhile(
     np.testing.assert_array_equal(np.asarray(arrays[1]), VALUE)
     arrays.clear()
     assert [objects for objects, _ in quiet()["kept"][2]] == [objects for objects, _ in before[2]]
+
+
+def test_a_put_goes_on_after_a_resize(add: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That comes after the put has looked at what the slice is cut into."""
+    slice_ = add(2)
+    look = put._layout
+    sizes: list[int] = []
+
+    def look_early(*args: Any) -> Any:
+        layout = look(*args)
+        if sizes:
+            slice_.resize((sizes.pop(),))
+        return layout
+
+    monkeypatch.setattr(put, "_layout", look_early)
+    for spec, size in ((P("x"), 4), (None, 1)):
+        sizes[:] = [size]
+        array = pw.device_put(VALUE, slice_, spec)
+        assert len(array.addressable_shards) == size
+        np.testing.assert_array_equal(array, VALUE)
 
 
 def test_other_threads_wait_and_lose_nothing(add: Any, quiet: Callable[[], Any]) -> None:

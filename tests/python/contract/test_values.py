@@ -91,6 +91,21 @@ def test_64_bits_with_x64(add: Any, dtype: str) -> None:
     assert pw.device_put(value, array.slice).dtype == jnp.asarray(value).dtype != dtype
 
 
+@pytest.mark.one_island
+def test_a_put_goes_by_the_mode_and_the_shape_of_now(add: Any) -> None:
+    """Although what is known of a NumPy array's type is kept for the next one."""
+    slice_, value = add(2), np.arange(8.0)
+    for _ in range(2):
+        assert pw.device_put(value, slice_).dtype == np.float32
+        with jax.enable_x64(True):
+            assert pw.device_put(value, slice_).dtype == np.float64
+    for size in (1, 2):
+        slice_.resize((size,))
+        array = pw.device_put(value, slice_)
+        assert len(array.addressable_shards) == size
+        same(array, value.astype(np.float32))
+
+
 @pytest.mark.sampled(0.35)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_goes_through_a_computation_and_a_transfer(add: Any, dtype: str) -> None:
