@@ -106,19 +106,16 @@ Readiness ReadinessTracker::look(size_t queue, size_t at) {
   return use_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
 }
 
-/// The longest part of the chain at the front that its last value answers for, and what that value says.
+/// A long part of the chain at the front that its last value answers for, and what that value says. Most looks find
+/// nothing ready, and end at the front.
 ReadinessTracker::Front ReadinessTracker::look_at_front(size_t queue) {
-  const size_t chain = chain_length(queues_[queue]);
-  Readiness readiness = Readiness::kPending;
-  size_t count = 0;
-  for (const size_t candidate : {chain, chain / 2, size_t{1}}) {
-    if (candidate == 0 || candidate == count) continue;
-    count = candidate;
-    readiness = look(queue, count - 1);
-    // A failure counts only at the front, so that the first value that failed is reported with its own error.
-    if (readiness == Readiness::kReady || count == 1) break;
-  }
-  return {count, readiness};
+  const size_t chain = chain_length(queues_[queue]), half = chain / 2;
+  const Readiness last = look(queue, chain - 1);
+  // A failure counts only at the front, so that the first value that failed is reported with its own error.
+  if (last == Readiness::kReady || chain == 1) return {chain, last};
+  const Readiness first = look(queue, 0);
+  if (first == Readiness::kReady && half > 1 && look(queue, half - 1) == Readiness::kReady) return {half, first};
+  return {1, first};
 }
 
 /// LOOK-1: when a pending value further down answers for the front, the position of the first pending value before that
