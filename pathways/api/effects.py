@@ -12,10 +12,12 @@ nobody has read, and is told as such (UNREAD-1). `jax.effects_barrier` raises it
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import dataclasses
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -58,6 +60,7 @@ class Effects:
         self._last: Array | None = None  # of what has an order; guarded by _lock
         self._open: collections.deque[_Run] = collections.deque()  # guarded by _lock
         self._failure: tuple[Any, str] | None = None  # the first that no barrier has raised, and its client
+        self._waits_at_exit = False  # guarded by _lock
         _all.add(self)
 
     def run(
@@ -91,6 +94,10 @@ class Effects:
             while self._open and self._open[0].is_over():
                 self._let_go(self._open.popleft())
             self._open.append(_Run(program, ends, ends[: program.calls.effects]))
+            if not self._waits_at_exit:
+                self._waits_at_exit = True
+                atexit.unregister(finish_all)
+                atexit.register(finish_all, os.getpid())  # last, so it comes before the cluster ends
 
     def _let_go(self, run: _Run) -> None:
         """`_lock` is held. Keeps the failure for a barrier, but not the array that has it."""
@@ -137,6 +144,26 @@ class Effects:
             raise errors.from_text(text, errors.ComputationError)
         if first is not None:
             raise first
+
+    def finish(self) -> None:
+        """Waits as `wait` does, but leaves failures to be told (UNREAD-1)."""
+        with self._lock:
+            runs = list(self._open)
+        for end in itertools.chain.from_iterable(run.unheard for run in runs):
+            with contextlib.suppress(errors.PathwaysError):  # the cluster is lost
+                if not end.client.closed:
+                    end.client.wait(end)
+        with self._lock:
+            for run in runs:
+                run.unheard = []
+            self._failure = None
+
+
+def finish_all(pid: int) -> None:
+    """At the end of the process that submitted them, waits for the callbacks with effects, as JAX does for its own."""
+    if pid == os.getpid():
+        for effects in list(_all):
+            effects.finish()
 
 
 def wait_for_all() -> None:

@@ -356,3 +356,37 @@ def test_a_computation_whose_call_failed_keeps_nothing_of_what_it_was_given() ->
     del array, launch
     gc.collect()
     assert is_there() is None  # though the executable, and with it the asker, lives on
+
+
+#: A program that ends while its runs still call it: one result that nobody waits for, and one that fails.
+ENDS = """
+    import sys
+    import jax, numpy as np
+    import pathways as pw
+
+    def tell(n):
+        print("told", int(n), flush=True)
+        if n == 19 and "fail" in sys.argv:
+            raise ValueError("the last one")
+
+    def body(c, n):
+        jax.debug.callback(tell, n, ordered=True)
+        return f(c), None
+
+    pw.connect(pw.LocalCluster(1, 1, 1))
+    f = pw.jit(lambda c: c + 1, devices=pw.make_virtual_device_set().add_slice(devices=1))
+    pw.program(lambda x: jax.lax.scan(body, x, np.arange(20)))(np.float32(0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["", "fail"])
+def test_the_end_of_a_process_waits_for_what_has_effects(how: str) -> None:
+    """Of its own runs, as JAX does. A failure is told as any that nobody has read: no exit handler raises it."""
+    command = [sys.executable, "-c", textwrap.dedent(ENDS), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [word for n in range(20) for word in ("told", str(n))]
+    assert "atexit" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("Nobody has read")]
+    assert len(told) == bool(how) and all("the last one" in line for line in told), done.stderr
