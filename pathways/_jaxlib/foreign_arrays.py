@@ -48,8 +48,8 @@ def accept_arrays(
     for what `placed_inside(name, closed jaxpr)` returns for a function of JAX itself: a loop with placed functions
     inside has none of our arrays among its arguments if it starts from values of this process.
 
-    Two functions read an array without computing with it. `jax.device_get` (of keys) goes to `fetch`. `lax.full_like`,
-    in which `jnp.zeros_like` ends, goes to `full_like(array, fill value, dtype or None)`.
+    Some functions read an array without computing with it. `jax.device_get` (of keys) goes to `fetch`. `lax.full_like`,
+    in which `jnp.zeros_like` ends, and `lax.empty_like` go to `full_like(array, fill value, dtype or None)`.
     """
     plain = pjit._pjit_call_impl_python
 
@@ -116,6 +116,16 @@ def accept_arrays(
 
     api._device_get = lambda x: fetch(x) if is_ours(x) else plain_get(x)
     lax.full_like = jax.lax.full_like = like
+    if hasattr(lax, "empty_like"):  # not before JAX 0.11, where jnp.empty_like ends in lax.full_like
+        plain_empty_like = lax.empty_like
+
+        @functools.wraps(plain_empty_like)
+        def empty_like(x: Any, *, dtype: Any = None, shape: Any = None, out_sharding: Any = None) -> Any:
+            if is_ours(x) and out_sharding is None and shape in (None, x.shape) and not is_key(x.dtype):
+                return full_like(x, 0, dtype)
+            return plain_empty_like(x, dtype=dtype, shape=shape, out_sharding=out_sharding)
+
+        lax.empty_like = empty_like
 
     partial_eval.trace_to_jaxpr = NotesRecording(partial_eval.trace_to_jaxpr)
 

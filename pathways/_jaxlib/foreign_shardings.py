@@ -31,13 +31,15 @@ def accept_shardings(
     """Teaches JAX shardings of ours: to put a value to one, or to make an array with one, JAX calls these functions.
 
     `jax.device_put`, and what ends in it, calls `put(value, sharding)`; where it is lowered to run in this process, it
-    calls `refuse_put()`. `lax.full`, in which `jnp.zeros(device=)` ends, calls `full(shape, value, dtype, sharding)`.
+    calls `refuse_put()`. `lax.full`, in which `jnp.zeros(device=)` ends, and `lax.empty` call
+    `full(shape, value, dtype, sharding)`.
     `lax.broadcasted_iota`, in which `jnp.arange(device=)` ends, calls `iota(dtype, shape, dimension, sharding)`.
     `jax.make_array_from_callback` calls `from_callback(shape, sharding, callback, dtype or None)`.
     `jax.make_array_from_process_local_data` takes the whole array, and `jax.make_array_from_single_device_arrays` is
     refused.
     """
     plain_put, plain_full, plain_iota = dispatch._batched_device_put_impl, lax.full, lax.broadcasted_iota
+    plain_empty = lax.empty
     plain_convert, plain_constraint = lax._convert_element_type, pjit.sharding_constraint_p.impl
     put_lowering = jax_mlir._lowerings[dispatch.device_put_p].rule
     plain_callback, plain_local = array.make_array_from_callback, array.make_array_from_process_local_data
@@ -77,6 +79,12 @@ def accept_shardings(
         if is_ours(sharding):
             return full(shape, fill_value, dtype, sharding)
         return plain_full(shape, fill_value, dtype, sharding=sharding)
+
+    @functools.wraps(plain_empty)
+    def empty_there(shape: Any, dtype: Any, *, out_sharding: Any = None) -> Any:
+        if is_ours(out_sharding):
+            return full(shape, 0, dtype, out_sharding)
+        return plain_empty(shape, dtype, out_sharding=out_sharding)
 
     @functools.wraps(plain_iota)
     def iota_there(dtype: Any, shape: Any, dimension: int, *, out_sharding: Any = None) -> Any:
@@ -128,6 +136,7 @@ def accept_shardings(
     dispatch._batched_device_put_impl = put_all
     lax._convert_element_type = convert_there
     lax.full = jax.lax.full = full_there
+    lax.empty = jax.lax.empty = empty_there
     lax.broadcasted_iota = jax.lax.broadcasted_iota = iota_there
     array.make_array_from_callback = jax.make_array_from_callback = callback_there
     array.make_array_from_process_local_data = jax.make_array_from_process_local_data = local_there

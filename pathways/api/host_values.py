@@ -27,7 +27,8 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: object, *, is_explicit: bool
         if leaf.layout is layout:
             return leaf
         raise errors.ProgramError(
-            f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r}, got {leaf!r}"
+            f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r} with spec={layout.cache.spec}, "
+            f"got {leaf!r}; pw.device_put moves it, and cuts it in another way"
         )
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise errors.ProgramError(

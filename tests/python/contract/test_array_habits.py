@@ -119,6 +119,8 @@ def test_arrays_are_made_where_their_sharding_says(add: Callable[..., Any], clus
         (jnp.full((4,), 2.5, device=sharding), np.full(4, 2.5)),
         (jnp.zeros_like(X, device=sharding), np.zeros(8)),
         (jnp.full_like(X, 3, device=sharding), np.full(8, 3)),
+        (jnp.empty_like(X, device=sharding), np.zeros(8)),
+        (jax.lax.empty((4, 4), jnp.float32, out_sharding=sharding), np.zeros((4, 4))),
         (jnp.arange(8, device=sharding), np.arange(8)),
         (jnp.arange(2.0, 10.0, device=sharding), np.arange(2.0, 10.0)),
         (jnp.eye(4, device=sharding), np.eye(4)),
@@ -130,6 +132,9 @@ def test_arrays_are_made_where_their_sharding_says(add: Callable[..., Any], clus
         np.testing.assert_array_equal(np.asarray(made), value)
     assert jnp.zeros((4, 4), device=sharding).sharding.spec[0] == "x"
     assert jnp.zeros(4, device=sharding).dtype == np.float32
+    rows = jax.device_put(X, sharding)
+    for like in (jnp.zeros_like(rows), jnp.full_like(rows, 2, jnp.int8), jnp.empty_like(rows)):
+        assert type(like) is pw.Array and like.sharding == sharding and like.shape == rows.shape
     other = add((2, 2)).sharding(P("x"))  # of an equal mesh: JAX's caches must not take it for the first
     assert jnp.zeros((4, 4), device=other).slice is other.slice
     before = cluster.stats()["compiles"]

@@ -84,6 +84,10 @@ def test_another_signature_than_compiled(add: Any) -> None:
         compiled(X.astype(np.int32))
     with refused(errors.ProgramError, "argument x", "float32[8]", "float32[4]"):
         compiled(pw.device_put(X[:4], add(2)))
+    slice_ = add(2)
+    placed = pw.jit(lambda x: x * 2, devices=slice_).lower(jax.ShapeDtypeStruct((8,), np.float32)).compile()
+    with refused(errors.ProgramError, "argument x", "with spec=((),)", "spec=(('x',),)", "pw.device_put"):
+        placed(pw.device_put(X, slice_, P("x")))
     with refused(errors.ProgramError, "structure"):
         compiled([X])
 
