@@ -319,14 +319,19 @@ cdef extern from "controller/controller.h" namespace "pathways" nogil:
         uint32_t step() except +
         int64_t next_deadline_ns()
 
+cdef extern from "executor/device.h" namespace "pathways" nogil:
+    cdef cppclass Quirks:
+        uint32_t max_in_flight
+        cbool gangs_block
+        cbool computes_in_launch
+
 cdef extern from "host/host.h" namespace "pathways" nogil:
     cdef cppclass HostOptions "pathways::Host::Options":
         HostOptions()
         uint32_t host
         uint32_t devices
-        uint32_t max_in_flight
         uint64_t device_bytes
-        cbool gangs_block
+        Quirks quirks
         uint32_t batch
     cdef int32_t NEAR "pathways::kNear"
     cdef cppclass CppHost "pathways::Host":

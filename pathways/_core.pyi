@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from pathways import errors
+from pathways.quirks import Quirks
 
 State = Literal["pending", "ready", "failed", "released"]
 
@@ -220,12 +221,11 @@ class Host:
         driver: Any,
         number: int,
         devices: int,
-        max_in_flight: int,
+        quirks: Quirks,
         host_segments: list[Any],
         controller_segment: Any,
         batch: int = 64,
         device_bytes: int = 0,
-        gangs_block: bool = False,
         swap_every_for_testing: int = 0,
         far: tuple[int | None, ...] = (),
     ) -> None: ...

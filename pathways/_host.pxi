@@ -43,9 +43,9 @@ cdef class Host:
     cdef dict read_backs                         # by (sharding, shape, dtype): the recipe, see _read_back
     cdef readonly uint32_t number
 
-    def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
-                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False,
-                 uint32_t swap_every_for_testing=0, far=()):
+    def __init__(self, driver, uint32_t number, uint32_t devices, quirks, list host_segments,
+                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0, uint32_t swap_every_for_testing=0,
+                 far=()):
         cdef HostOptions options
         cdef vector[HostView] blocks
         cdef vector[ArenaView] arenas
@@ -66,9 +66,10 @@ cdef class Host:
         self.backend.get().open(number, arenas, &own.doorbell)
         options.host = number
         options.devices = devices
-        options.max_in_flight = max_in_flight
+        options.quirks.max_in_flight = quirks.in_flight if devices > 1 else 0  # one device computes in the launch
+        options.quirks.gangs_block = quirks.gangs_block
+        options.quirks.computes_in_launch = quirks.computes_in_launch
         options.device_bytes = device_bytes
-        options.gangs_block = gangs_block
         options.batch = batch
         controller = <ControllerBlock*><size_t>controller_segment.controller_block
         for incarnation in far:

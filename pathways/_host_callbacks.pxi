@@ -1,5 +1,5 @@
-"""What the native executor asks of JAX: the Python half of its backend. csrc/executor/backend.h says what each
-operation does. The enqueue thread calls it and holds Python's lock.
+"""What the native executor asks of JAX: the Python half of its backend. csrc/executor/device.h, mover.h and
+client_work.h say what each operation does. The enqueue thread calls it and holds Python's lock.
 
 Launches, readiness and references are handled here. All other operations are methods of the parts of the driver
 (pathways/host/jax_backend.py). An exception becomes the backend's last error, and the operation returns kFailed.

@@ -21,7 +21,7 @@ void ClientCommands::on_command(LocalClient& c, const CommandRecord& record, std
       release(c, payload);
       break;
     case CommandKind::kBackend:
-      backend_.command(id, record.token, payload);
+      work_.command(id, record.token, payload);
       break;
     case CommandKind::kTask:
       task(c, record, payload);
@@ -143,7 +143,7 @@ void ClientCommands::offload(LocalClient& c, const CommandRecord& record, std::s
   });
   const bool is_away = static_cast<CommandKind>(record.header.detail) == CommandKind::kOffload;
   const Offload where = is_away ? Offload::kAway : Offload::kBack;
-  if (backend_.offload(record.header.client, values, payload, where) != Status::kOk) return;
+  if (work_.offload(record.header.client, values, payload, where) != Status::kOk) return;
   for (size_t i = 0; i < objects.size(); ++i) {
     if (objects[i]->value == values[i]) continue;
     if (is_away) {  // MEM-1

@@ -36,10 +36,10 @@ void Decisions::value_there(uint32_t slot, uint32_t value, Value ref, uint64_t d
 void Decisions::read(const PendingValue& item, uint32_t error) {
   const ChoiceRecord& choice = runs_[item.run].plan->plan.branches().choice(item.index);
   int64_t number = 0;
-  if (error == 0 && backend_.readiness(item.value) == Readiness::kDeleted) {
+  if (error == 0 && device_.readiness(item.value) == Readiness::kDeleted) {
     error = errors_.add("the scalar that decides between branches was donated before it was read");
-  } else if (error == 0 && backend_.read_scalar(item.value, &number) != Status::kOk) {
-    error = errors_.add(std::string(backend_.last_error()));
+  } else if (error == 0 && device_.read_scalar(item.value, &number) != Status::kOk) {
+    error = errors_.add(std::string(device_.last_error()));
   } else if (error == 0 && (number < 0 || number >= int64_t{choice.cases})) {
     error = errors_.add("ComputationError: the number of the branch to take is " + std::to_string(number) +
                         ", expected 0 to " + std::to_string(choice.cases - 1));

@@ -21,7 +21,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "executor/backend.h"
 #include "sync/atomic.h"
 
 namespace pathways {

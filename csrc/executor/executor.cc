@@ -14,18 +14,18 @@ constexpr uint32_t kStuckPolls = 64;
 
 }  // namespace
 
-Executor::Executor(Options options, Backend& backend, HostLink& link)
+Executor::Executor(Options options, Backend backend, HostLink& link)
     : options_(options),
       backend_(backend),
       link_(link),
       ledger_(options.devices),
-      refs_(backend, ledger_),
-      plans_(backend, ledger_),
+      refs_(backend.device, ledger_),
+      plans_(backend.device, ledger_),
       memory_(ledger_, options.device_bytes),
-      queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
-      tracker_(backend, refs_, *this),
-      part_{options.host, options.clock, backend, link,     *this,  ledger_, refs_,
-            errors_,      runs_,         queues_, tracker_, clock_, trace_},
+      queues_(runs_, options.devices, options.quirks),
+      tracker_(backend.device, refs_, *this),
+      part_{options.host, options.clock, backend.device, backend.mover, backend.work, link,   *this, ledger_,
+            refs_,        errors_,       runs_,          queues_,       tracker_,     clock_, trace_},
       objects_(part_),
       flow_(part_, plans_, objects_),
       peers_(options.host),
@@ -44,7 +44,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
 Executor::~Executor() { clear(); }
 
 void Executor::clear() {
-  backend_.stop_sends();  // the sends read the values
+  backend_.mover.stop_sends();  // the sends read the values
   runs_.clear(refs_);
   tracker_.clear();
   transfers_.clear();
@@ -75,7 +75,7 @@ void Executor::add_plan(uint32_t id, Plan plan, uint32_t client) {
                                       std::to_string(options_.host) + " of " + std::to_string(options_.devices));
   }
   if (is_gone(client)) {
-    backend_.forget_plan(id);
+    backend_.device.forget_plan(id);
     return;
   }
   plans_.add(id, std::move(plan), client);
@@ -102,7 +102,7 @@ void Executor::on_client_gone(uint32_t id) {
     clock_.forget(id);
     plans_.remove_plans_of(id);
   }
-  backend_.forget_client(id);
+  backend_.work.forget_client(id);
 }
 
 /// An object is defined or has failed: what waits for it goes on.
@@ -318,7 +318,7 @@ uint32_t Executor::look() {
 
 uint32_t Executor::move_on() {
   sent_.clear();
-  backend_.take_sent(&sent_);
+  backend_.mover.take_sent(&sent_);
   for (const Sent& sent : sent_) {
     peers_.send_ends(sent.destination);
     if (rows_.has(sent.key)) {
@@ -328,7 +328,7 @@ uint32_t Executor::move_on() {
     }
   }
   arrived_.clear();
-  backend_.take_arrived(&arrived_);
+  backend_.mover.take_arrived(&arrived_);
   for (Arrived& arrived : arrived_) transfers_.arrived(std::move(arrived));
   const uint32_t begun = receives_.retry();
   if (begun != 0) rows_.go_on();

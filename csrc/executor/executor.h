@@ -76,14 +76,13 @@ class Executor final : private OutputFinder, private Dispatcher {
   struct Options {
     uint32_t host = 0;
     uint32_t devices = 1;
-    uint32_t max_in_flight = 0;  ///< launches that may be under way at once, per device; 0: no bound
-    uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
-    bool gangs_block = false;    ///< launching a gang blocks what the host does next (GANG-2)
-    std::chrono::nanoseconds longest_put_wait = std::chrono::seconds(10);  ///< for memory, see PutQueue
+    uint64_t device_bytes = 0;  ///< memory of each device; 0: no bound
+    Quirks quirks{};            ///< of its platform
     Clock clock = monotonic_ns;
+    std::chrono::nanoseconds longest_put_wait = std::chrono::seconds(10);  ///< for memory, see PutQueue
   };
 
-  Executor(Options options, Backend& backend, HostLink& link);
+  Executor(Options options, Backend backend, HostLink& link);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -95,7 +94,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// The plan is compiled, and its calls may be launched. With an `error`: it could not be compiled, and its runs fail
   /// with that text.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
-  /// Runs that came before go on. When they are over, the backend is notified (Backend::forget_plan).
+  /// Runs that came before go on. When they are over, the backend is notified (Device::forget_plan).
   void remove_plan(uint32_t id) { plans_.remove(id); }
   /// `capacity`: how many futures the client can have; handles beyond it are refused. Client numbers are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX) { objects_.add_client(client, capacity); }
@@ -133,7 +132,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   }
   /// The backend keeps a task's value for longer, but the client need not wait.
   void on_task_answered(uint64_t task) { tasks_.on_answered(task); }
-  /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
+  /// An attended launch is over (Device::launch, kPending). Takes over `made`, its outputs, which are ready; or the
   /// launch failed with `error`. No output of such a launch has taken over an input.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
   /// ERR-2: these hosts are lost, and send nothing more for the runs so far. Later runs use their successors.
@@ -202,7 +201,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   void release_donated(const RunRecord& record, const uint64_t* handles, const Plan& plan);
 
   const Options options_;
-  Backend& backend_;
+  const Backend backend_;
   HostLink& link_;
   Ledger ledger_;
   ValueRefs refs_;

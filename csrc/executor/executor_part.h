@@ -39,7 +39,9 @@ class Dispatcher {
 struct ExecutorPart {
   const uint32_t host_;
   const Clock now_ns_;
-  Backend& backend_;
+  Device& device_;
+  Mover& mover_;
+  ClientWork& work_;
   HostLink& link_;
   Dispatcher& dispatcher_;
   Ledger& ledger_;

@@ -9,7 +9,7 @@ void FetchTable::add(LocalClient& c, const CommandRecord& record, std::span<cons
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, objects_.missing(id, "the buffer to read was deleted"));
-    if (!is_task(record)) backend_.refuse_fetch(id, payload);
+    if (!is_task(record)) work_.refuse_fetch(id, payload);
     link_.command_over(record);
     return;
   }
@@ -47,10 +47,10 @@ void FetchTable::settle(uint32_t slot, Value value) {
   } else if (is_task(fetch.record)) {
     tasks_.start({fetch.record, 0, value}, fetch.payload);  // which goes on with the command
   } else {
-    if (backend_.fetch(id, value, fetch.payload) == Status::kOk) {
+    if (work_.fetch(id, value, fetch.payload) == Status::kOk) {
       link_.complete(id, token);
     } else {
-      link_.failed(id, token, backend_.last_error());
+      link_.failed(id, token, work_.last_error());
     }
     link_.command_over(fetch.record);
   }
@@ -61,7 +61,7 @@ void FetchTable::refuse(uint32_t slot, std::string_view why) {
   const uint32_t id = fetch.record.header.client;
   if (objects_.client(id) != nullptr) {
     link_.failed(id, Handle{fetch.record.token}, why);
-    if (!is_task(fetch.record)) backend_.refuse_fetch(id, fetch.payload);
+    if (!is_task(fetch.record)) work_.refuse_fetch(id, fetch.payload);
   }
   link_.command_over(fetch.record);
 }

@@ -6,10 +6,9 @@
 
 namespace pathways {
 
-LaunchQueues::LaunchQueues(RunTable& runs, uint32_t devices, uint32_t max_in_flight, bool gangs_block)
+LaunchQueues::LaunchQueues(RunTable& runs, uint32_t devices, const Quirks& quirks)
     : runs_(runs),
-      max_in_flight_(max_in_flight),
-      gangs_block_(gangs_block),
+      quirks_(quirks),
       fifos_(devices),
       in_flight_(devices),
       one_device_gangs_(devices),
@@ -50,9 +49,9 @@ void LaunchQueues::retry_first_throttled() {
 }
 
 bool LaunchQueues::is_full(const NodeRecord& node) const {
-  if (max_in_flight_ == 0) return false;
+  if (quirks_.max_in_flight == 0) return false;
   bool full = false;
-  for_each_device(node.devices, [&](uint32_t d) { full |= in_flight_[d] >= max_in_flight_; });
+  for_each_device(node.devices, [&](uint32_t d) { full |= in_flight_[d] >= quirks_.max_in_flight; });
   return full;
 }
 
@@ -90,7 +89,7 @@ void LaunchQueues::validate() const {
     }
   }
   for (size_t d = 0; d < in_flight_.size(); ++d) {
-    PW_CHECK(max_in_flight_ == 0 || in_flight_[d] <= max_in_flight_);
+    PW_CHECK(quirks_.max_in_flight == 0 || in_flight_[d] <= quirks_.max_in_flight);
     PW_CHECK(one_device_gangs_[d] + several_device_gangs_[d] <= in_flight_[d]);
   }
 }

@@ -23,6 +23,7 @@
 #include <span>
 #include <vector>
 
+#include "executor/device.h"
 #include "executor/run_table.h"
 #include "plan/plan.h"
 
@@ -30,9 +31,8 @@ namespace pathways {
 
 class LaunchQueues {
  public:
-  /// `max_in_flight`: launches that may be under way at once, per device; 0: no bound, and nothing is counted.
-  /// `gangs_block`: launching a gang blocks what the host does next (GANG-2).
-  LaunchQueues(RunTable& runs, uint32_t devices, uint32_t max_in_flight, bool gangs_block);
+  /// Without `quirks.max_in_flight`, launches in flight are not counted.
+  LaunchQueues(RunTable& runs, uint32_t devices, const Quirks& quirks);
 
   /// A node waits for one thing less; `what` it was.
   void satisfy(NodeRef ref, WaitedFor what = WaitedFor::kInput) {
@@ -69,20 +69,19 @@ class LaunchQueues {
   /// The first throttled node is ready again.
   void retry_first_throttled();
 
-  bool gangs_block() const { return gangs_block_; }
+  bool gangs_block() const { return quirks_.gangs_block; }
   /// GANG-2: launching this call blocks what the host does next.
-  bool blocks(const NodeRecord& node) const { return node.gang != 0 && gangs_block_; }
+  bool blocks(const NodeRecord& node) const { return node.gang != 0 && quirks_.gangs_block; }
   /// GANG-2: the launch of this call waits for the other hosts inside the call.
   bool waits_in_launch(const NodeRecord& node) const { return blocks(node) && std::has_single_bit(node.devices); }
-  /// Whether every launch computes within the call, and its outputs are ready when it returns: on a CPU host with one
-  /// device.
-  bool computes_in_launch() const { return gangs_block_ && fifos_.size() == 1; }
+  /// Whether a launch may compute within the call: then its outputs are ready when it returns.
+  bool computes_in_launch() const { return quirks_.computes_in_launch && fifos_.size() == 1; }
   /// Whether a device of the call has as many launches in flight as it may have.
   bool is_full(const NodeRecord& node) const;
   /// GANG-3: whether a gang of the other kind (one local device, or several) is running on a device of this node.
   bool conflicts_with_running_gang(const NodeRecord& node) const;
   /// Launches in flight are counted.
-  bool counts() const { return max_in_flight_ != 0; }
+  bool counts() const { return quirks_.max_in_flight != 0; }
   void begin_launch(const NodeRecord& node) { count(node, 1); }
   void end_launch(const NodeRecord& node) { count(node, ~uint32_t{0}); }
 
@@ -100,8 +99,7 @@ class LaunchQueues {
   void count(const NodeRecord& node, uint32_t by);
 
   RunTable& runs_;
-  const uint32_t max_in_flight_;
-  const bool gangs_block_;
+  const Quirks quirks_;
   std::vector<std::deque<NodeRef>> fifos_;  ///< one per local device
   std::deque<NodeRef> gangs_;               ///< GANG-2: all gangs, in the order; only where gangs block
   std::vector<uint32_t> in_flight_;         ///< per local device

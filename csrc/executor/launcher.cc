@@ -64,7 +64,7 @@ bool Launcher::launch(NodeRef ref) {
     }
     book(run, node);
     // The error of a failed input says more than the error of a launch on its placeholder.
-    if (status != Status::kOk && error == 0) error = errors_.add(std::string(backend_.last_error()));
+    if (status != Status::kOk && error == 0) error = errors_.add(std::string(device_.last_error()));
   }
   // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
   // A launch that the backend refused has no output.
@@ -99,7 +99,7 @@ Status Launcher::enqueue(const Run& run, uint32_t index, const NodeRecord& node)
       inputs_.push_back(value);
       input_ages_.push_back(run.ages[inputs[i]]);
     } else {
-      inputs_.push_back(backend_.placeholder(where, i));
+      inputs_.push_back(device_.placeholder(where, i));
       has_stand_ins = true;
     }
   }
@@ -107,7 +107,7 @@ Status Launcher::enqueue(const Run& run, uint32_t index, const NodeRecord& node)
   // tells a peer of its data would otherwise go out behind all launches that are ready.
   const bool is_away = queues_.waits_in_launch(node) || queues_.computes_in_launch();
   if (is_away) link_.leave();
-  const Status status = backend_.launch(where, inputs_, outputs_);
+  const Status status = device_.launch(where, inputs_, outputs_);
   if (is_away) link_.come_back();
   for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
     if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
@@ -186,7 +186,7 @@ Readiness Launcher::trace_launch(Run& run, uint32_t index, uint32_t error, bool 
   if (error == 0 && counts) return Readiness::kPending;
   const bool has_output = !outputs_.empty() && outputs_[0] != nullptr;
   Readiness seen = Readiness::kFailed;  // it says nothing of its end
-  if (error == 0 && has_output) seen = backend_.readiness(outputs_[0]);
+  if (error == 0 && has_output) seen = device_.readiness(outputs_[0]);
   if (seen != Readiness::kPending) trace_.ended(run, index, now_ns_(), error != 0, true);
   return seen;
 }
@@ -195,7 +195,7 @@ void Launcher::on_launched(uint64_t order, uint32_t node, std::span<const Value>
                            const std::optional<std::string>& error) {
   const auto found = attended_.find(node_key(order, node));
   if (found == attended_.end()) {  // clear() dropped everything meanwhile
-    for (const Value value : made) backend_.drop(value);
+    for (const Value value : made) device_.drop(value);
     return;
   }
   const auto [ref, launched_ns] = found->second;

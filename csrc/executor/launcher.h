@@ -11,7 +11,7 @@
 ///   ERR-1   a call that was not launched, or whose launch failed, fails its outputs with that error. The error of a
 ///           failed input comes first.
 ///
-/// An attended launch is made by a thread of the backend (Backend::launch, kPending). The call stays at the head of its
+/// An attended launch is made by a thread of the backend (Device::launch, kPending). The call stays at the head of its
 /// FIFOs until `on_launched`.
 ///
 /// Used by the executor. Threading: the executor's thread only. Allocation: none per node in the steady state.

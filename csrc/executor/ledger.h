@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "executor/backend.h"
+#include "executor/device.h"
 
 namespace pathways {
 

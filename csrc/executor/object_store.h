@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "executor/backend.h"
+#include "executor/device.h"
 
 namespace pathways {
 

@@ -20,7 +20,7 @@ void PlanTable::add(uint32_t id, Plan plan, uint32_t client) {
 PlanEntry* PlanTable::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
   PlanEntry* entry = find(id);
   if (entry == nullptr) {
-    backend_.forget_plan(id);  // it was removed while it was compiled
+    device_.forget_plan(id);  // it was removed while it was compiled
     return nullptr;
   }
   if (entry->compiled) return nullptr;
@@ -94,7 +94,7 @@ void PlanTable::forget_runs() {
 void PlanTable::forget(uint32_t id) {
   if (entries_[id]->account != PlanEntry::kNoAccount) ledger_.close(entries_[id]->account);
   entries_[id].reset();
-  backend_.forget_plan(id);
+  device_.forget_plan(id);
 }
 
 }  // namespace pathways

@@ -2,7 +2,7 @@
 ///
 /// A plan is registered, then compiled (or not: it has a failure), then removed. Runs that came before it was compiled
 /// wait for that. Runs that came before its removal go on, and the backend is notified when the last one is over
-/// (Backend::forget_plan). An id is free again then.
+/// (Device::forget_plan). An id is free again then.
 ///
 ///   MEM-1  the values that the runs of a plan make are booked on the plan's account, which is open from the plan's
 ///          first run on. The table also computes how much memory each node needs.
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/backend.h"
+#include "executor/device.h"
 #include "executor/ledger.h"
 #include "plan/plan.h"
 
@@ -52,7 +52,7 @@ struct PlanEntry {
 
 class PlanTable {
  public:
-  PlanTable(Backend& backend, Ledger& ledger) : backend_(backend), ledger_(ledger) {}
+  PlanTable(Device& device, Ledger& ledger) : device_(device), ledger_(ledger) {}
 
   /// nullptr: no such plan.
   PlanEntry* find(uint32_t id) { return id < entries_.size() ? entries_[id].get() : nullptr; }
@@ -79,7 +79,7 @@ class PlanTable {
   static void measure(PlanEntry& entry);
   void forget(uint32_t id);
 
-  Backend& backend_;
+  Device& device_;
   Ledger& ledger_;
   std::vector<std::unique_ptr<PlanEntry>> entries_;  ///< by id
 };

@@ -11,7 +11,7 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
   const uint32_t id = record.header.client;
   const Handle handle{record.handle};
   if (record.is_refused != 0) {  // a kFail that follows gives the reason
-    backend_.refuse_put(id, payload);
+    work_.refuse_put(id, payload);
     return true;
   }
   if (!c.may_name(handle)) {
@@ -40,7 +40,7 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
 bool PutQueue::must_wait(const CommandRecord& record, std::span<const std::byte> payload, uint64_t* devices) {
   if (record.space_set == kNoSpaceSet) return false;  // its size is not known
   if (waiting_.empty() && memory_.fits(~uint64_t{0}, record.space_bytes)) return false;
-  *devices = backend_.devices_of_put(record.header.client, payload);
+  *devices = work_.devices_of_put(record.header.client, payload);
   return (*devices & memory_.kept_free()) != 0 || !memory_.fits(*devices, record.space_bytes);
 }
 
@@ -49,8 +49,8 @@ PutQueue::Made PutQueue::make(const LocalClient& c, const CommandRecord& record,
   const uint32_t id = record.header.client;
   Made made;
   const Booked booked{record.space_devices, record.space_bytes};
-  if (backend_.put(id, payload, booked, &made.value, &made.devices) != Status::kOk) {
-    made.error = errors_.add(std::string(backend_.last_error()));
+  if (work_.put(id, payload, booked, &made.value, &made.devices) != Status::kOk) {
+    made.error = errors_.add(std::string(work_.last_error()));
     return made;
   }
   if (record.space_set != kNoSpaceSet) ledger_.add(made.value, c.account, made.devices, record.space_bytes);

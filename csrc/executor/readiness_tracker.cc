@@ -100,10 +100,10 @@ Readiness ReadinessTracker::look(size_t queue, size_t at) {
     return look(queue, answering(queues_[queue], at)) == Readiness::kPending ? Readiness::kPending : Readiness::kReady;
   }
   if (item.was_ready) return Readiness::kReady;
-  const Readiness readiness = backend_.readiness(item.value);
+  const Readiness readiness = device_.readiness(item.value);
   if (readiness != Readiness::kDeleted) return readiness;
   taken_.clear();  // who deleted it is not known here: a failed launch, or another user of the array
-  return use_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
+  return use_another_output(item) ? device_.readiness(item.value) : Readiness::kReady;
 }
 
 /// A long part of the chain at the front that its last value answers for, and what that value says. Most looks find

@@ -23,7 +23,7 @@
 #include <span>
 #include <vector>
 
-#include "executor/backend.h"
+#include "executor/device.h"
 #include "executor/value_refs.h"
 
 namespace pathways {
@@ -64,8 +64,8 @@ class OutputFinder {
 
 class ReadinessTracker {
  public:
-  ReadinessTracker(Backend& backend, ValueRefs& refs, OutputFinder& outputs)
-      : backend_(backend), refs_(refs), outputs_(outputs) {}
+  ReadinessTracker(Device& device, ValueRefs& refs, OutputFinder& outputs)
+      : device_(device), refs_(refs), outputs_(outputs) {}
 
   /// Launches, transfers, puts and tasks are counted: each gives its values a new age. This is the newest age.
   uint64_t age() const { return age_; }
@@ -153,7 +153,7 @@ class ReadinessTracker {
     return done;
   }
 
-  Backend& backend_;
+  Device& device_;
   ValueRefs& refs_;
   OutputFinder& outputs_;
   std::vector<ReadyQueue> queues_;

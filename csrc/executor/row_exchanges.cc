@@ -53,7 +53,7 @@ void RowExchanges::prepare(NodeRef ref) {
 bool RowExchanges::take_memory(uint64_t key) {
   RowExchange& exchange = exchanges_.at(key);
   std::vector<uint64_t> places;
-  const Status status = backend_.begin_exchange(runs_[exchange.run].context(exchange.node), &places);
+  const Status status = mover_.begin_exchange(runs_[exchange.run].context(exchange.node), &places);
   if (status == Status::kNoMemory) return false;
   exchange.has_memory = status == Status::kOk;
   if (exchange.has_memory) {
@@ -64,7 +64,7 @@ bool RowExchanges::take_memory(uint64_t key) {
     }
     manager_.add_rooms(key, std::move(rooms));
   } else {
-    manager_.fail(key, std::string(backend_.last_error()));
+    manager_.fail(key, std::string(mover_.last_error()));
   }
   return true;
 }
@@ -115,12 +115,12 @@ void RowExchanges::read_inputs(uint64_t key, RowExchange& exchange) {
   Status status = Status::kOk;
   if (!exchange.sources.empty()) {
     const NodeContext where = runs_[exchange.run].context(exchange.node);
-    status = backend_.read_shards(where, 0, exchange.inputs[0], &exchange.rows, &exchange.keep);
+    status = mover_.read_shards(where, 0, exchange.inputs[0], &exchange.rows, &exchange.keep);
   }
   for (uint32_t input = exchange.sources.empty() ? 0 : 1; input < count && status == Status::kOk; ++input) {
     status = route(key, exchange, input);
   }
-  if (status != Status::kOk) manager_.fail(key, std::string(backend_.last_error()));
+  if (status != Status::kOk) manager_.fail(key, std::string(mover_.last_error()));
   // The ledger counts the rows until they are written.
   for (uint32_t input = exchange.sources.empty() ? 0 : 1; input < count; ++input) refs_.reset(exchange.inputs[input]);
 }
@@ -132,7 +132,7 @@ Status RowExchanges::route(uint64_t key, RowExchange& exchange, uint32_t input) 
   std::vector<std::span<const std::byte>> shards;
   Value keep = nullptr;
   const NodeContext where = runs_[exchange.run].context(exchange.node);
-  const Status status = backend_.read_shards(where, input, exchange.inputs[input], &shards, &keep);
+  const Status status = mover_.read_shards(where, input, exchange.inputs[input], &shards, &keep);
   if (status != Status::kOk) return status;
   const auto& numbers = is_source ? exchange.sources : exchange.targets;
   PW_CHECK(shards.size() == numbers.size());
@@ -146,7 +146,7 @@ Status RowExchanges::route(uint64_t key, RowExchange& exchange, uint32_t input) 
       manager_.add_source(key, ShardRouting(numbers[i], items, shape.targets.shards(), shape.unsent));
     }
   }
-  backend_.drop(keep);
+  device_.drop(keep);
   return Status::kOk;
 }
 
@@ -206,11 +206,11 @@ void RowExchanges::write_rows(uint64_t key, uint32_t host, std::vector<HostExcha
                  shape.targets.count_on(host)};
   for (const Room& room : write.rooms) write.places.push_back(shape.targets.place_of(room.target));
   for (size_t i = 0; i < exchange.sources.size(); ++i) write.shards.push_back({exchange.sources[i], exchange.rows[i]});
-  const SendState state = backend_.write_rows(runs_[exchange.run].context(exchange.node), write);
+  const SendState state = mover_.write_rows(runs_[exchange.run].context(exchange.node), write);
   if (state == SendState::kUnderWay) {
     peers_.send_begins(host);
   } else {
-    written_.push_back({key, host, state == SendState::kFailed ? std::string(backend_.last_error()) : std::string()});
+    written_.push_back({key, host, state == SendState::kFailed ? std::string(mover_.last_error()) : std::string()});
   }
 }
 
@@ -257,7 +257,7 @@ void RowExchanges::finished(uint64_t key, const HostExchange& part) {
   }
   const auto outputs = plan.outputs(node);
   std::vector<Value> made(outputs.size(), nullptr);
-  if (backend_.finish_exchange(run.context(exchange.node), results, made) == Status::kOk) {
+  if (mover_.finish_exchange(run.context(exchange.node), results, made) == Status::kOk) {
     for (uint32_t i = 0; i < outputs.size(); ++i) {
       const bool is_slots = shape.routes == Routes::kChosen && !exchange.sources.empty() && i + 1 == outputs.size();
       const uint64_t devices = is_slots ? node.input_devices : node.devices;
@@ -265,7 +265,7 @@ void RowExchanges::finished(uint64_t key, const HostExchange& part) {
       flow_.deliver(exchange.run, outputs[i], made[i], devices, tracker_.next_age());
     }
   } else {
-    const uint32_t error = errors_.add(std::string(backend_.last_error()));
+    const uint32_t error = errors_.add(std::string(mover_.last_error()));
     for (const uint32_t output : outputs) flow_.propagate_error(exchange.run, output, error);
   }
   end(key);
@@ -275,7 +275,7 @@ void RowExchanges::failed(uint64_t key, std::string_view text, Memory memory) {
   RowExchange& exchange = exchanges_.at(key);
   const Run& run = runs_[exchange.run];
   receives_.forget(key);
-  if (exchange.has_memory && memory == Memory::kFree) backend_.abandon_exchange(run.context(exchange.node));
+  if (exchange.has_memory && memory == Memory::kFree) mover_.abandon_exchange(run.context(exchange.node));
   const uint32_t error = errors_.add(std::string(text));
   const auto outputs = run.plan->plan.outputs(run.plan->plan.node(exchange.node));
   for (const uint32_t output : outputs) flow_.propagate_error(exchange.run, output, error);
@@ -285,7 +285,7 @@ void RowExchanges::failed(uint64_t key, std::string_view text, Memory memory) {
 void RowExchanges::end(uint64_t key) {
   RowExchange& exchange = exchanges_.at(key);
   exchange.is_over = true;
-  if (exchange.keep != nullptr) backend_.drop(exchange.keep);
+  if (exchange.keep != nullptr) device_.drop(exchange.keep);
   exchange.keep = nullptr;
   close_if_over(key);
 }
@@ -356,7 +356,7 @@ std::string RowExchanges::describe(uint64_t key) const {
 void RowExchanges::clear() {
   for (auto& [key, exchange] : exchanges_) {
     for (Value& input : exchange.inputs) refs_.reset(input);
-    if (exchange.keep != nullptr) backend_.drop(exchange.keep);
+    if (exchange.keep != nullptr) device_.drop(exchange.keep);
   }
   exchanges_.clear();
   manager_.clear();

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "executor/backend.h"
+#include "executor/device.h"
 #include "executor/host_link.h"
 #include "executor/plan_table.h"
 #include "executor/value_refs.h"

@@ -1,10 +1,11 @@
 /// SendingBackend: the native half of the JAX backend: sends, from shards whose addresses Python gives, into blocks
-/// that a peer announced. Cython implements all other operations (pathways/_host_callbacks.pxi).
+/// that a peer announced. Cython implements all other operations (pathways/_host_callbacks.pxi). It names no base, so a
+/// signature that differs would go unnoticed if they were not pure here.
 ///
 /// The copier writes the shards into the receivers' blocks (large ones on its own thread). A send to another machine is
 /// an outgoing transfer: native code packs it, and Python sends it (`send_remote`).
 ///
-/// Threading: as Backend, where the methods do not say otherwise.
+/// Threading: as Device, where the methods do not say otherwise.
 #pragma once
 
 #include <atomic>
@@ -30,7 +31,7 @@ namespace pathways {
 enum class Remote : uint8_t { kTransfer, kRows };
 
 /// The owner calls stop_sends() before it destroys the backend: jobs of the copier hold references.
-class SendingBackend : public Backend {
+class SendingBackend : public Device, public Mover, public ClientWork {
  public:
   /// Call it once, before anything else. `arenas`: of all hosts, by number; not there for a host that has none. When
   /// this host has none, the offsets of what it sends to itself are plain addresses. The copier rings `doorbell` when a
@@ -68,6 +69,35 @@ class SendingBackend : public Backend {
   void take_arrived(std::vector<Arrived>* out) final;
   void stop_sends() final;
   std::string_view last_error() const final { return error_; }
+
+  Status launch(const NodeContext& where, std::span<const Value> inputs, std::span<Value> outputs) override = 0;
+  Value placeholder(const NodeContext& where, uint32_t input) override = 0;
+  Readiness readiness(Value value) override = 0;
+  Status read_scalar(Value value, int64_t* out) override = 0;
+  Value retain(Value value) override = 0;
+  void drop(Value value) override = 0;
+  Status transfer(const NodeContext& where, Value input, Value* output) override = 0;
+  void forget_plan(uint32_t plan) override = 0;
+  void explain(const NodeContext& maker) override = 0;
+  Status begin_receive(const NodeContext& where, std::vector<ReceiveBuffers>* receives) override = 0;
+  Status place_early(const NodeContext& where, uint32_t source, Bytes chunk) override = 0;
+  Status finish_receive(const NodeContext& where, Value* output) override = 0;
+  void abandon_receive(const NodeContext& where) override = 0;
+  Status read_shards(const NodeContext& where, uint32_t input, Value value, std::vector<Bytes>* shards,
+                     Value* keep) override = 0;
+  Status begin_exchange(const NodeContext& where, std::vector<uint64_t>* places) override = 0;
+  Status finish_exchange(const NodeContext& where, const RowResults& results, std::span<Value> outputs) override = 0;
+  void abandon_exchange(const NodeContext& where) override = 0;
+  Status put(uint32_t client, Bytes payload, const Booked& booked, Value* output, uint64_t* devices) override = 0;
+  uint64_t devices_of_put(uint32_t client, Bytes payload) override = 0;
+  void refuse_put(uint32_t client, Bytes payload) override = 0;
+  Status fetch(uint32_t client, Value value, Bytes payload) override = 0;
+  void refuse_fetch(uint32_t client, Bytes payload) override = 0;
+  Status read_back(Value value, const ReadBackSlot& place) override = 0;
+  Status start_task(uint32_t client, uint64_t task, Value value, Bytes payload, const Booked& booked) override = 0;
+  void command(uint32_t client, uint64_t plan, Bytes payload) override = 0;
+  Status offload(uint32_t client, std::span<Value> values, Bytes payload, Offload where) override = 0;
+  void forget_client(uint32_t client) override = 0;
 
  protected:
   /// Gives the addresses of the local shards that the copy plans of this transfer read, in the order of the copy plans'

@@ -8,10 +8,10 @@ void TaskTable::start(Task task, std::span<const std::byte> payload) {
   const Booked booked = task.makes() ? Booked{record.space_devices, record.space_bytes} : Booked{};
   if (task.value != nullptr) refs_.retain(task.value);
   tasks_.emplace(number, task);
-  const Status status = backend_.start_task(task.client(), number, task.value, payload, booked);
+  const Status status = work_.start_task(task.client(), number, task.value, payload, booked);
   if (status == Status::kOk) return;
   const bool is_unknown = status == Status::kInvalid;
-  on_done(number, nullptr, 0, std::string(is_unknown ? "this host does no tasks" : backend_.last_error()));
+  on_done(number, nullptr, 0, std::string(is_unknown ? "this host does no tasks" : work_.last_error()));
 }
 
 void TaskTable::on_answered(uint64_t number) {
@@ -29,7 +29,7 @@ void TaskTable::on_done(uint64_t number, Value made, uint64_t devices, const std
   Task task = is_known ? found->second : Task{};
   if (is_known) tasks_.erase(found);
   if (made != nullptr && (!is_known || !task.makes() || error)) {
-    backend_.drop(made);  // the ledger has never known it
+    device_.drop(made);  // the ledger has never known it
     made = nullptr;
   }
   if (!is_known) return;

@@ -73,13 +73,13 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
   if (is_traced) trace_.launched(run, ref.node, now_ns_());
   if (error != 0) {
     flow_.propagate_error(ref.run, output, error);
-  } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
+  } else if (device_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
     memory_.book(run, node.devices, output, moved);
     const uint64_t age = tracker_.next_age();
     if (is_traced) trace_move(ref, run, node, moved);
     flow_.deliver(ref.run, output, moved, node.devices, age);
   } else {
-    flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
+    flow_.propagate_error(ref.run, output, errors_.add(std::string(device_.last_error())));
   }
   if (is_traced && moved == nullptr) trace_.ended(run, ref.node, now_ns_(), true, true);
   flow_.read_done(run, plan.inputs(node));
@@ -88,7 +88,7 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
 
 /// Notes the end of a transfer within the host, or sees to it that the end is noticed.
 void TransferManager::trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved) {
-  if (backend_.readiness(moved) != Readiness::kPending) {
+  if (device_.readiness(moved) != Readiness::kPending) {
     trace_.ended(run, ref.node, now_ns_(), false, true);
     return;
   }
@@ -116,13 +116,13 @@ bool TransferManager::take_memory(uint64_t key) {
   Run& run = runs_[exchange.run];
   const NodeRecord& node = run.plan->plan.node(exchange.node);
   std::vector<ReceiveBuffers> receives;
-  const Status status = backend_.begin_receive(run.context(exchange.node), &receives);
+  const Status status = mover_.begin_receive(run.context(exchange.node), &receives);
   if (status == Status::kNoMemory) return false;
   exchange.has_room = status == Status::kOk;
   if (run.is_traced()) exchange.times.announced_ns = now_ns_();
   if (status != Status::kOk) {
     // Announces to the sources a receive without offsets, so that they write nothing and end their part.
-    exchange.receive_error = errors_.add(std::string(backend_.last_error()));
+    exchange.receive_error = errors_.add(std::string(mover_.last_error()));
     receives.clear();
     for (uint32_t source : run.plan->plan.sources(node)) receives.push_back({source, {}});
   }
@@ -185,8 +185,8 @@ void TransferManager::try_send(uint64_t key) {
   } else if (failure == Outcome::kFailed) {
     if (runs_[exchange.run].is_traced()) exchange.times.send_ns = now_ns_();
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
-    backend_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
-    if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
+    mover_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
+    if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = mover_.last_error();
   }
   for (size_t i = 0; i < ready_receives.size(); ++i) {  // each end_send may end the exchange
     if (states[i] == SendState::kUnderWay) {
@@ -303,13 +303,13 @@ void TransferManager::finish_receive(uint64_t key) {
   const uint32_t output = plan.outputs(node)[0];
   Value received = nullptr;
   if (exchange.receive_error != 0) {
-    if (exchange.has_room && !exchange.is_written) backend_.abandon_receive(where);
+    if (exchange.has_room && !exchange.is_written) mover_.abandon_receive(where);
     flow_.propagate_error(exchange.run, output, exchange.receive_error);
-  } else if (backend_.finish_receive(where, &received) == Status::kOk) {
+  } else if (mover_.finish_receive(where, &received) == Status::kOk) {
     memory_.book(run, node.devices, output, received);
     flow_.deliver(exchange.run, output, received, node.devices, tracker_.next_age());
   } else {
-    flow_.propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
+    flow_.propagate_error(exchange.run, output, errors_.add(std::string(mover_.last_error())));
   }
 }
 

@@ -18,7 +18,7 @@ void TransferManager::send_early(uint64_t key) {
   for (const uint32_t destination : run.plan->plan.destinations(run.plan->plan.node(exchange.node))) {
     std::vector<uint64_t> offsets;
     if (std::ranges::count(exchange.announced, destination) != 0 || peers_.is_closed(destination)) continue;
-    const uint64_t room = backend_.early_bytes(where, destination, &offsets);
+    const uint64_t room = mover_.early_bytes(where, destination, &offsets);
     if (room == 0 || !early_.take(destination, room)) continue;
     early.push_back({destination, std::move(offsets)});
     bytes.push_back(room);
@@ -26,7 +26,7 @@ void TransferManager::send_early(uint64_t key) {
   if (early.empty()) return;
   if (run.is_traced()) exchange.times.send_ns = now_ns_();
   std::vector<SendState> states(early.size(), SendState::kFailed);
-  backend_.send(where, exchange.source, early, key, states);
+  mover_.send(where, exchange.source, early, key, states);
   for (size_t i = 0; i < early.size(); ++i) {
     if (states[i] == SendState::kUnderWay) {
       peers_.send_begins(early[i].source);
@@ -115,10 +115,10 @@ void TransferManager::place(uint64_t key, const EarlyArrival& arrival) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end() || std::ranges::count(at->second.done_sources, arrival.source) != 0) return;
   const NodeContext where = runs_[at->second.run].context(at->second.node);
-  if (backend_.place_early(where, arrival.source, arrival.chunk.bytes()) == Status::kOk) {
+  if (mover_.place_early(where, arrival.source, arrival.chunk.bytes()) == Status::kOk) {
     source_done(key, arrival.source, Outcome::kDone, {});
   } else {
-    source_done(key, arrival.source, Outcome::kFailed, backend_.last_error());
+    source_done(key, arrival.source, Outcome::kFailed, mover_.last_error());
   }
 }
 

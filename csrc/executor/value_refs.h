@@ -4,22 +4,22 @@
 /// lookup (MEM-1). Threading: the executor's thread only.
 #pragma once
 
-#include "executor/backend.h"
+#include "executor/device.h"
 #include "executor/ledger.h"
 
 namespace pathways {
 
 class ValueRefs {
  public:
-  ValueRefs(Backend& backend, Ledger& ledger) : backend_(backend), ledger_(ledger) {}
+  ValueRefs(Device& device, Ledger& ledger) : device_(device), ledger_(ledger) {}
 
   Value retain(Value value) {
     ledger_.retain(value);
-    return backend_.retain(value);
+    return device_.retain(value);
   }
   void drop(Value value) {
     ledger_.drop(value);
-    backend_.drop(value);
+    device_.drop(value);
   }
   /// Drops the value that `value` names, if it names one. Then it names none.
   void reset(Value& value) {
@@ -28,7 +28,7 @@ class ValueRefs {
   }
 
  private:
-  Backend& backend_;
+  Device& device_;
   Ledger& ledger_;
 };
 

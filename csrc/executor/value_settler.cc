@@ -89,7 +89,7 @@ void ValueSettler::settle_results(uint32_t slot, uint32_t value, uint32_t error)
   const Run& run = runs_[slot];
   for (const uint32_t result : run.plan->plan.results_of(value)) {
     uint32_t failed = error;
-    if (failed == 0 && read_back(run, result) != Status::kOk) failed = errors_.add(std::string(backend_.last_error()));
+    if (failed == 0 && read_back(run, result) != Status::kOk) failed = errors_.add(std::string(work_.last_error()));
     if (failed == 0) {
       link_.complete(run.client, Handle{run.results[result]});
     } else {
@@ -105,8 +105,7 @@ Status ValueSettler::read_back(const Run& run, uint32_t result) {
   const Object* object = objects_.find(run.client, handle);
   // When the handle was released or the client is gone, nobody will read it.
   if (object == nullptr || object->value == nullptr) return Status::kOk;
-  return link_.read_back(run.client, handle,
-                         [&](ReadBackSlot slot) { return backend_.read_back(object->value, slot); });
+  return link_.read_back(run.client, handle, [&](ReadBackSlot slot) { return work_.read_back(object->value, slot); });
 }
 
 /// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.
@@ -114,7 +113,7 @@ uint32_t ValueSettler::failure(const PendingValue& item) {
   if (const uint32_t known = errors_.of_launch(item.age)) return known;
   if (item.kind == PendingValue::Kind::kFetch || item.kind == PendingValue::Kind::kPut ||
       item.kind == PendingValue::Kind::kMove) {
-    return errors_.add(std::string(backend_.last_error()));
+    return errors_.add(std::string(device_.last_error()));
   }
   Run& run = runs_[item.run];
   const Plan& plan = run.plan->plan;
@@ -126,9 +125,9 @@ uint32_t ValueSettler::failure(const PendingValue& item) {
     }
   }
   if (error == 0) {
-    (void)backend_.readiness(item.value);  // sets last_error() again: the inputs may have changed it
-    if (maker != kNone) backend_.explain(run.context(maker));
-    error = errors_.add(std::string(backend_.last_error()));
+    (void)device_.readiness(item.value);  // sets last_error() again: the inputs may have changed it
+    if (maker != kNone) device_.explain(run.context(maker));
+    error = errors_.add(std::string(device_.last_error()));
   }
   if (maker != kNone) {
     for (uint32_t output : plan.outputs(plan.node(maker))) run.errors[output] = error;
@@ -193,7 +192,7 @@ uint32_t ValueSettler::cause(uint32_t slot, uint32_t value) {
   }
   const PendingValue* item = maker == kNone ? tracker_.find_launch(age) : tracker_.find_launch(slot, maker);
   if (item == nullptr) return 0;
-  return backend_.readiness(item->value) == Readiness::kFailed ? failure(*item) : 0;
+  return device_.readiness(item->value) == Readiness::kFailed ? failure(*item) : 0;
 }
 
 Value ValueSettler::another_output(const PendingValue& item, std::span<const Value> taken) {
@@ -202,7 +201,7 @@ Value ValueSettler::another_output(const PendingValue& item, std::span<const Val
   const auto outputs = plan.outputs(plan.node(item.index));
   const auto is_there = [&](Value value) {
     return value != nullptr && !std::binary_search(taken.begin(), taken.end(), value) &&
-           backend_.readiness(value) != Readiness::kDeleted;
+           device_.readiness(value) != Readiness::kDeleted;
   };
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     Value found = is_there(run.values[outputs[i]]) ? run.values[outputs[i]] : nullptr;

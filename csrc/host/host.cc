@@ -42,20 +42,14 @@ std::span<const std::byte> cut(uint32_t most, std::string_view text) {
 
 }  // namespace
 
-Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend,
+Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend backend,
            std::vector<int32_t> far)
     : options_(options),
       own_(hosts.at(options.host)),
       block_(own_.block()),
       inbox_(own_.inbox()),
       to_controller_(own_.outgoing(), &controller->doorbell, &controller->ready_bitmap, options.host),
-      executor_({.host = options.host,
-                 .devices = options.devices,
-                 .max_in_flight = options.max_in_flight,
-                 .device_bytes = options.device_bytes,
-                 .gangs_block = options.gangs_block,
-                 .clock = options.clock},
-                backend, *this),
+      executor_({options.host, options.devices, options.device_bytes, options.quirks, options.clock}, backend, *this),
       mailbox_(&block_->doorbell) {
   distance_ns_ = controller->distance_ns;
   to_controller_.set_distance(distance_ns_, options_.clock);

@@ -41,9 +41,8 @@ class Host : private HostLink {
   struct Options {
     uint32_t host = 0;
     uint32_t devices = 1;
-    uint32_t max_in_flight = 0;
     uint64_t device_bytes = 0;  ///< memory of each device; 0: no bound
-    bool gangs_block = false;   ///< see Executor::Options
+    Quirks quirks{};            ///< of its platform
     uint32_t batch = 64;        ///< records taken in one step
     /// A step that has lasted so long takes no further record. Why: a launch may take as long as its computation, and
     /// completions are checked and delivered only at the end of a step. They must come so often that the thread that
@@ -55,7 +54,7 @@ class Host : private HostLink {
 
   /// `hosts`: the blocks of all hosts, by number. A host that is not there is lost now, and will be replaced.
   /// `far`: by host, its incarnation if it is on another machine (messages/far_records.h); empty: all are on this one.
-  Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend,
+  Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend backend,
        std::vector<int32_t> far = {});
   ~Host() override;
 

@@ -41,7 +41,7 @@ class RunSwap {
 class SwappingHostForTesting final : public Host {
  public:
   SwappingHostForTesting(uint32_t every, Options options, std::vector<HostView> hosts, ControllerBlock* controller,
-                         Backend& backend)
+                         Backend backend)
       : Host(options, std::move(hosts), controller, backend),
         swap_(every, [this](std::span<const std::byte> record) { Host::take(record); }) {}
 

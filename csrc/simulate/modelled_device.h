@@ -29,8 +29,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "executor/backend.h"
 #include "plan/plan.h"
-#include "simulate/backend_without_exchanges.h"
 #include "simulate/fabric.h"
 
 namespace pathways {
@@ -52,7 +52,7 @@ struct ModelledFaults {
   bool refuse_offload = false;  ///< offload() finds no memory for the values that leave the devices
 };
 
-class ModelledBackend final : public BackendWithoutExchanges {
+class ModelledBackend final : public Device, public Mover, public ClientWork {
  public:
   struct Options {
     uint32_t host = 0;
@@ -81,7 +81,7 @@ class ModelledBackend final : public BackendWithoutExchanges {
   void donate(uint32_t plan_id, uint32_t node, std::vector<uint32_t> positions) {
     plans_[plan_id][node].donated = std::move(positions);
   }
-  /// Launches of that plan are attended: see Backend::launch. The test itself must end each launch in `attended`.
+  /// Launches of that plan are attended: see Device::launch. The test itself must end each launch in `attended`.
   void attend(uint32_t plan_id) { attends_.push_back(plan_id); }
   struct Attended {
     uint64_t order;
@@ -139,9 +139,7 @@ class ModelledBackend final : public BackendWithoutExchanges {
   Status put(uint32_t client, std::span<const std::byte> payload, const Booked& booked, Value* output,
              uint64_t* devices) override;
   uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) override;
-  void refuse_put(uint32_t, std::span<const std::byte>) override {}
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
-  void refuse_fetch(uint32_t, std::span<const std::byte>) override {}
   Status read_back(Value value, const ReadBackSlot& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                     const Booked& booked) override;

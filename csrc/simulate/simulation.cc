@@ -26,7 +26,7 @@ Simulation::Simulation(const SimulationOptions& options) : options_(options), cl
   Controller::Options controller{.window = options.window, .budgets = options.budgets, .grace = options.grace};
   controller.policy = options.policy;
   controller_ = std::make_unique<Controller>(std::move(controller), controller_block_, blocks);
-  Host::Options host_options{.devices = options.devices, .max_in_flight = options.max_in_flight};
+  Host::Options host_options{.devices = options.devices, .quirks = {.max_in_flight = options.max_in_flight}};
   // In virtual time a host's step does all the work there is, however slow the machine is.
   if (options.clock == ModelClock::Kind::kVirtual) host_options.longest_step = std::chrono::hours(1);
   for (uint32_t h = 0; h < options.hosts; ++h) {

@@ -67,11 +67,10 @@ class JaxBackend:
             self,
             host,
             len(devices),
-            here.quirks.in_flight if len(devices) > 1 else 0,
+            here.quirks,
             list(segments),
             controller,
             device_bytes=device_bytes,
-            gangs_block=here.quirks.gangs_block,
             swap_every_for_testing=swap_every_for_testing,
             far=far,
         )

@@ -30,7 +30,7 @@ inline constexpr uint64_t kWorth = 100;  // bytes of most buffers, on each devic
 /// A host's rings, its executor, and its devices.
 struct WorkingHost final : HostLink {
   WorkingHost(uint32_t number, ControllerBlock* controller)
-      : rings(number, kHosts, controller), executor({number, kDevicesEach, 0, 0, false}, backend, *this) {}
+      : rings(number, kHosts, controller), executor({.host = number, .devices = kDevicesEach}, backend, *this) {}
   ~WorkingHost() override { executor.clear(); }
 
   void complete(uint32_t, Handle) override {}

@@ -222,7 +222,7 @@ struct ModelHost {
       : number(number),
         post(shared),
         backend({number, program.devices, 0, 0, true}, clock, &fabric),
-        executor({number, program.devices, 4, 0, true}, backend, link) {
+        executor({.host = number, .devices = program.devices, .quirks = {4, true, true}}, backend, link) {
     link.self = number;
     link.on_leave = [this] { send(); };
     executor.add_client(0);

@@ -100,7 +100,8 @@ struct BenchHost {
   explicit BenchHost(ModelClock& clock, uint32_t number = 0, uint32_t devices = 2, int64_t step_ns = 100,
                      uint32_t max_in_flight = 0, bool gangs_block = false)
       : backend({number, devices, step_ns, 0}, clock, nullptr),
-        executor({number, devices, max_in_flight, 0, gangs_block}, backend, link) {
+        executor({.host = number, .devices = devices, .quirks = {max_in_flight, gangs_block, gangs_block}}, backend,
+                 link) {
     link.self = number;
     executor.add_client(0);
   }

@@ -16,7 +16,7 @@ namespace {
 
 /// A run of a plan whose calls take nothing and make one value each.
 struct Queues {
-  explicit Queues(std::vector<PlanBuilder::Node> calls, bool gangs_block = false) : queues(runs, 2, 4, gangs_block) {
+  explicit Queues(std::vector<PlanBuilder::Node> calls, bool gangs_block = false) : queues(runs, 2, {4, gangs_block}) {
     std::vector<uint32_t> values;
     for (uint32_t i = 0; i < calls.size(); ++i) values.push_back(i);
     const auto count = static_cast<uint32_t>(calls.size());

@@ -27,7 +27,7 @@ struct FakeValue {
 FakeValue& fake(Value value) { return *static_cast<FakeValue*>(value); }
 
 /// Knows the readiness of values, and counts references and looks. It does nothing else.
-class FakeBackend final : public test::StubBackend {
+class FakeDevice final : public Device {
  public:
   Readiness readiness(Value value) override {
     ++fake(value).looks;
@@ -75,10 +75,10 @@ struct Tracked : ::testing::Test, private OutputFinder {
   std::deque<FakeValue> values;
   Value other = nullptr;             ///< what another_output() finds
   std::vector<Value> asked_without;  ///< the values that it was told are taken
-  FakeBackend backend;
+  FakeDevice device;
   Ledger ledger{1};
-  ValueRefs refs{backend, ledger};
-  ReadinessTracker tracker{backend, refs, *this};
+  ValueRefs refs{device, ledger};
+  ReadinessTracker tracker{device, refs, *this};
 };
 
 using Settled = std::vector<int>;

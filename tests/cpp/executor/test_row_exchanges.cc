@@ -89,6 +89,7 @@ class RowBackend : public test::StubBackend {
     return Status::kOk;
   }
   uint64_t devices_of_put(uint32_t, std::span<const std::byte>) override { return 1; }
+  std::string_view last_error() const override { return "failed"; }
   Readiness readiness(Value value) override { return of(value).numbers == Numbers{-5} ? Readiness::kFailed : ready; }
   Value retain(Value value) override {
     ++of(value).references;
@@ -143,7 +144,7 @@ PlanBuilder plan_of(uint32_t host, uint32_t node, const ExchangeShape& shape = k
 }
 
 struct RowHost {
-  explicit RowHost(uint32_t number) : executor({number, 1, 0, 0, true}, backend, link) {
+  explicit RowHost(uint32_t number) : executor({.host = number, .quirks = test::kCpuHabits}, backend, link) {
     link.self = number;
     executor.add_client(0);
     for (const uint32_t node : {1u, 2u}) {

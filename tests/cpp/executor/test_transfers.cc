@@ -334,7 +334,7 @@ std::string events_of(uint32_t devices, bool gangs_block, bool is_slow = false) 
   backend.is_slow = is_slow;
   RecordingLink link;
   link.on_leave = [&backend] { backend.events += "publish "; };
-  Executor executor({.devices = devices, .gangs_block = gangs_block, .clock = virtual_ns}, backend, link);
+  Executor executor({.devices = devices, .quirks = {0, gangs_block, gangs_block}, .clock = virtual_ns}, backend, link);
   executor.add_client(0);
   executor.add_plan(
       0,

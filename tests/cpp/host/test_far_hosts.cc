@@ -71,8 +71,8 @@ struct OneFar {
   explicit OneFar(std::vector<int32_t> far = {kNear, 5, 7}) {
     std::vector<HostView> blocks(kHosts);
     blocks[0] = HostView(segment);
-    host = std::make_unique<Host>(Host::Options{0, 1, 0, 64}, blocks, ControllerBlock::attach(controller), backend,
-                                  std::move(far));
+    host =
+        std::make_unique<Host>(Host::Options{}, blocks, ControllerBlock::attach(controller), backend, std::move(far));
     for (uint32_t plan = 0; plan < 3; ++plan) {
       ModelledProgram program;
       const uint32_t here = program.add_slice({{0}, 1}), there = program.add_slice({{plan % 2 + 1}, 1});
@@ -395,7 +395,7 @@ TEST(Far, RefusedAtOnce) {
     Segment segment = HostBlock::make(0, 3, sizes, false);
     std::vector<HostView> blocks(3);
     blocks[0] = HostView(segment);
-    const Host host(Host::Options{0, 1, 0, 64}, blocks, ControllerBlock::attach(controller), backend, std::move(far));
+    const Host host(Host::Options{}, blocks, ControllerBlock::attach(controller), backend, std::move(far));
   };
   make(OneFar::kSizes, {kNear, 5, 7});
   EXPECT_THROW(make(OneFar::kSizes, {kNear, 5}), Error);                    // not all hosts

@@ -86,7 +86,8 @@ struct TwoHosts {
     block = ControllerBlock::attach(controller_segment);
     controller = std::make_unique<Controller>(Controller::Options{1024, {}}, block, blocks);
     for (uint32_t h = 0; h < 2; ++h) {
-      hosts.push_back(std::make_unique<Host>(Host::Options{h, 1, 0, 64, gangs_block}, blocks, block, backends[h]));
+      hosts.push_back(std::make_unique<Host>(Host::Options{.host = h, .quirks = {0, gangs_block, gangs_block}}, blocks,
+                                             block, backends[h]));
       hosts[h]->attach_client(0, client_block, futures());
     }
     controller->add_client(0, client_block);
@@ -267,7 +268,7 @@ TEST(Peers, LostAndReplaced) {
       blocks[lost] = block;
       blocks[1 - lost] = HostBlock::attach(cluster.segments[1 - lost]);
       cluster.hosts[lost] =
-          std::make_unique<Host>(Host::Options{lost, 1, 0, 64}, blocks, cluster.block, cluster.backends[lost]);
+          std::make_unique<Host>(Host::Options{.host = lost}, blocks, cluster.block, cluster.backends[lost]);
       cluster.hosts[lost]->attach_client(0, cluster.client_block, cluster.futures());
       cluster.hosts[lost]->add_plan(0, Plan::parse(cluster.program().plan_of(lost, 1)));
       cluster.hosts[lost]->set_compiled(0, std::nullopt);

@@ -39,7 +39,7 @@ struct Machine {
     here->add_host(number, incarnation, HostView(own), ControllerBlock::attach(controller_segment));
     std::vector<HostView> blocks(kHosts);
     blocks[number] = HostView(own);
-    Host::Options options{number, 1, 0, 64};
+    Host::Options options{.host = number};
     host = std::make_unique<Host>(options, blocks, ControllerBlock::attach(controller_segment), backend,
                                   std::move(incarnations));
   }
