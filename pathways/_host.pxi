@@ -30,6 +30,7 @@ cdef class Host:
     """
     cdef unique_ptr[CppHost] core
     cdef unique_ptr[SendingBackend] backend
+    cdef bint copies_scalars
     cdef object driver
     cdef tuple keep                              # segments: those of the hosts, then the controller's
     cdef Arena* arena
@@ -67,6 +68,7 @@ cdef class Host:
         options.host = number
         options.devices = devices
         options.quirks.max_in_flight = quirks.in_flight if devices > 1 else 0  # one device computes in the launch
+        self.copies_scalars = quirks.copies_scalars
         options.quirks.gangs_block = quirks.gangs_block
         options.quirks.computes_in_launch = quirks.computes_in_launch
         options.device_bytes = device_bytes

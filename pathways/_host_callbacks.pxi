@@ -62,6 +62,16 @@ cdef cppclass JaxOperations(SendingBackend):
         Py_DECREF_(answer)
         return Readiness.kReady
 
+    Value begin_scalar(Value value) noexcept:
+        cdef Host host = <Host>this.host
+        if host.copies_scalars:
+            try:
+                return _own(host.driver.scalar_to_host(<object><PyObject*>value))
+            except BaseException:  # the scalar has failed, and says why when it is read
+                pass
+        Py_INCREF_(<PyObject*>value)
+        return value
+
     Status read_scalar(Value value, int64_t* out) noexcept:
         try:
             out[0] = int(_asarray(<object><PyObject*>value))  # without NumPy it takes 10 times as long

@@ -29,7 +29,8 @@ void Decisions::value_there(uint32_t slot, uint32_t value, Value ref, uint64_t d
     }
     run.choices[choice].is_enqueued = true;
     is_enqueued_ = true;
-    tracker_.add(devices, {PendingValue::Kind::kDecision, false, slot, choice, refs_.retain(ref), 0, run.ages[value]});
+    tracker_.add(devices,
+                 {PendingValue::Kind::kDecision, false, slot, choice, refs_.begin_scalar(ref), 0, run.ages[value]});
   }
 }
 

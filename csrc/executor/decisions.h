@@ -1,10 +1,11 @@
 /// Decisions: which branches the runs of this host take.
 ///
-/// The owner of a choice reads the scalar when XLA has computed it, and sends the case to the hosts that its plan
-/// names; a host hands on what it hears to those that its own plan names (plan/branches.h). Then the predicates of the
-/// choice are settled, from the outermost one on, and their nodes go on: a node that is not taken leaves its FIFOs at
-/// its turn without a launch, and its outputs are dead (kDead). A select gives the input of the case that was taken, as
-/// soon as that input exists.
+/// The owner of a choice reads the scalar when XLA has computed it and, if the devices' memory is not the host's, its
+/// copy has come (Device::begin_scalar: no launch waits for that copy but those of the choice). Then it sends the case
+/// to the hosts that its plan names; a host hands on what it hears to those that its own plan names (plan/branches.h).
+/// Then the predicates of the choice are settled, from the outermost one on, and their nodes go on: a node that is not
+/// taken leaves its FIFOs at its turn without a launch, and its outputs are dead (kDead). A select gives the input of
+/// the case that was taken, as soon as that input exists.
 ///
 /// Each choice of a run is a step of the run: it is decided exactly once on each host that has it (a case, an error, or
 /// dead with the branch in which it is computed), so nothing of a run comes after its end.

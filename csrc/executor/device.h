@@ -60,8 +60,11 @@ class Device {
   /// type, as a new reference.
   virtual Value placeholder(const NodeContext&, uint32_t /*input*/) { return nullptr; }
   virtual Readiness readiness(Value) { return Readiness::kReady; }
-  /// The number that a ready scalar holds (a truth value is 0 or 1): which branch to take. `value` has a copy of it on
-  /// some local device.
+  /// A scalar that decides a branch has been enqueued. Returns the value whose readiness to wait for before it is read,
+  /// as a new reference: the scalar itself, or a copy in host memory, which is on its way from now on. So reading it
+  /// never waits for a device.
+  virtual Value begin_scalar(Value value) { return retain(value); }
+  /// The number that a scalar of `begin_scalar`, which is ready, holds (a truth value is 0 or 1): which branch to take.
   virtual Status read_scalar(Value, int64_t* /*out*/) { return Status::kFailed; }
   virtual Value retain(Value value) { return value; }
   virtual void drop(Value) {}

@@ -73,6 +73,7 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   Status launch(const NodeContext& where, std::span<const Value> inputs, std::span<Value> outputs) override = 0;
   Value placeholder(const NodeContext& where, uint32_t input) override = 0;
   Readiness readiness(Value value) override = 0;
+  Value begin_scalar(Value value) override = 0;
   Status read_scalar(Value value, int64_t* out) override = 0;
   Value retain(Value value) override = 0;
   void drop(Value value) override = 0;

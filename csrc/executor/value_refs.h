@@ -17,6 +17,13 @@ class ValueRefs {
     ledger_.retain(value);
     return device_.retain(value);
   }
+  /// Device::begin_scalar: one more reference to the scalar, or the only one to its copy, which the ledger does not
+  /// know.
+  Value begin_scalar(Value value) {
+    const Value scalar = device_.begin_scalar(value);
+    ledger_.retain(scalar);
+    return scalar;
+  }
   void drop(Value value) {
     ledger_.drop(value);
     device_.drop(value);

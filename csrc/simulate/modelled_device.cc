@@ -80,6 +80,12 @@ void ModelledBackend::drop(Value value) {
   free_.push_back(&record);
 }
 
+Value ModelledBackend::begin_scalar(Value value) {
+  if (scalar_ns_ == 0) return retain(value);
+  const Record& record = at(value);
+  return make(record.hash, std::max(record.ready_ns, clock_.now_ns()) + scalar_ns_, record.fails);
+}
+
 Status ModelledBackend::read_scalar(Value value, int64_t* out) {
   const Record& record = at(value);
   PW_CHECK(record.references > 0 && !record.is_deleted && readiness(value) == Readiness::kReady);  // LOOK-1

@@ -90,6 +90,8 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   };
   std::vector<Attended>& attended() { return attended_; }
   void set_cases(uint32_t cases) { cases_ = cases; }
+  /// A scalar that decides is read by a copy, which takes so long; 0: it is read where it is.
+  void set_scalar_ns(int64_t ns) { scalar_ns_ = ns; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
   /// From now on that host is on another machine: what is sent there takes `send_ns`, and it sees by itself what has
   /// come (FAR-3).
@@ -121,6 +123,7 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) override;
   Value placeholder(const NodeContext& context, uint32_t input) override;
   Readiness readiness(Value value) override;
+  Value begin_scalar(Value value) override;
   /// The checksum if it is below 256, else a number below `set_cases`.
   Status read_scalar(Value value, int64_t* out) override;
   Value retain(Value value) override;
@@ -201,6 +204,7 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   const ModelClock& clock_;
   Fabric* fabric_;
   ModelledFaults faults_;
+  int64_t scalar_ns_ = 0;
   uint32_t cases_ = 2;
   std::optional<std::span<uint64_t>> landing_;
   std::vector<std::vector<Node>> plans_;

@@ -15,7 +15,7 @@ import jax
 
 from pathways import _core, _jaxlib
 from pathways.compiler.ir import LogicalProgram
-from pathways.host import executables
+from pathways.host import executables, memory_moves
 from pathways.host.attendants import Attendants
 from pathways.host.callbacks import Questions
 from pathways.host.checkpoint_io import Tasks
@@ -104,6 +104,7 @@ class JaxBackend:
 
         # `_core.Host` calls these, and the parts' methods, by name (pathways/_host_callbacks.pxi).
         self.is_jit_disabled, self.launch_with_jit = _jaxlib.is_jit_disabled, executables.launch_with_jit
+        self.scalar_to_host = memory_moves.scalar_to_host
 
     # ---- from any thread
 

@@ -4,7 +4,7 @@ JAX calls the two memories of a device "device" and "pinned_host", also on CPU. 
 when the source exists, and goes its own way: on GPU by the copy engines. So a move is enqueued at its turn in the order
 of its devices, as a computation is, and what is behind it goes on meanwhile.
 
-The enqueue thread calls what `load` returns; any thread may call `load`.
+The enqueue thread calls what `load` returns, and `scalar_to_host`; any thread may call `load`.
 """
 
 from __future__ import annotations
@@ -44,3 +44,10 @@ def load(placed: Placement, devices: HostDevices) -> Executable:
         return (jax.device_put(array, sharding),)
 
     return Executable(move, (), (sharding,), _NOTHING, dict)
+
+
+@own_settings
+def scalar_to_host(scalar: jax.Array) -> jax.Array:
+    """A copy of a scalar, of which some local device has the whole, on its way to host memory (`copies_scalars`)."""
+    shard = scalar.addressable_shards[0].data
+    return jax.device_put(shard, shard.sharding.with_memory_kind(HOST_MEMORY))

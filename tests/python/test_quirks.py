@@ -1,9 +1,14 @@
-"""pathways/quirks.py is the one table of what platforms do differently: no other code asks for a platform's name."""
+"""pathways/quirks.py is the one table of what platforms do differently: no other code asks for a platform's name.
+
+Map: CTL-1 with scalars that are read from host memory (`test_branches_read_copies_of_scalars_...`).
+"""
 
 from __future__ import annotations
 
 import ast
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -54,3 +59,44 @@ def test_one_platform_has_one_row_by_any_of_its_names() -> None:
 
 def test_jax_names_its_devices_as_the_table_does() -> None:
     assert jax.devices()[0].platform in PLATFORMS
+
+
+#: A process of its own, because all that connect to this process's devices have one embedded cluster.
+COPIES = """
+import dataclasses
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pathways as pw
+from pathways import quirks
+from pathways.host import memory_moves
+
+quirks._TABLE["cpu"] = dataclasses.replace(quirks.quirks_of("cpu"), copies_scalars=True)
+seen, copied = [], memory_moves.scalar_to_host
+
+def spied(scalar):
+    seen.append(copied(scalar))
+    return seen[-1]
+
+memory_moves.scalar_to_host = spied
+with pw.connect() as cluster:
+    here = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+    step = pw.jit(lambda x, n: (x + 1, n + 1), devices=here)
+    double, half = (pw.jit(lambda x, k=k: x * k, devices=here) for k in (2.0, 0.5))
+
+    def turned(x, most):
+        return jax.lax.while_loop(lambda c: c[1] < most, lambda c: step(*c), (x, jnp.int32(0)))[0]
+
+    loop = pw.program(turned)
+    branch = pw.program(lambda x, n: jax.lax.switch(n, [double, half], x))
+    assert float(np.asarray(loop(np.float32(1), np.int32(7)))) == 8
+    assert [float(np.asarray(branch(np.float32(8), np.int32(n)))) for n in (0, 1)] == [16, 4]
+assert len(seen) >= 10, seen
+assert {copy.sharding.memory_kind for copy in seen} == {memory_moves.HOST_MEMORY}, seen
+"""
+
+
+@pytest.mark.slow
+def test_branches_read_copies_of_scalars_where_the_table_says_so() -> None:
+    """CTL-1 as on a GPU, whose scalars are read from host memory: a CPU host is told to do the same."""
+    subprocess.run([sys.executable, "-c", COPIES], check=True, timeout=120)

@@ -227,6 +227,7 @@ struct ModelHost {
     link.on_leave = [this] { send(); };
     executor.add_client(0);
     backend.set_cases(program.cases);
+    backend.set_scalar_ns(number % 2 == 0 ? 0 : 1000);
     std::vector<uint32_t> communicators;
     Plan plan = Plan::parse(program.plan_of(number, &communicators).finish());
     backend.learn(0, plan, communicators);

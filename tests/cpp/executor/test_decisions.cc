@@ -84,6 +84,27 @@ TEST_F(Branch, TakesOneCase) {
   }
 }
 
+/// The copy of a scalar is under way: no launch waits for it but those of its branch, and it outlives the scalar.
+TEST_F(Branch, WaitsForTheCopyOfItsScalar) {
+  host.backend.set_scalar_ns(1000);
+  host.add_plan(0, branch());
+  host.add_plan(1, plan_of({0}, {call({0}, {1})}, {1}, 2));
+  put({1, 301, 302});
+  host.run(1, 1, {handle(1)}, {handle(4)});  // before the branch in the order
+  host.run(2, 0, {handle(0), handle(1), handle(2)}, {handle(3)});
+  host.release(handle(0));
+  pass(500);
+  EXPECT_EQ(host.link.completions(handle(3)), 0u);
+  EXPECT_EQ(host.backend.launches(), 1u);  // neither case
+  pass(1000);
+  EXPECT_EQ(host.backend.launches(), 2u);
+  pass();
+  EXPECT_EQ(host.link.completions(handle(3)), 1u);
+  EXPECT_EQ(host.link.completions(handle(4)), 1u);
+  EXPECT_EQ(read(3), made(0, 2, {302}));
+  drop({handle(1), handle(2), handle(3), handle(4)});
+}
+
 TEST_F(Branch, NumberOutOfRange) {
   host.add_plan(0, branch());
   put({9, 301, 302});
