@@ -124,3 +124,38 @@ def test_nightly_keeps_the_rows_of_stages_that_it_does_not_play(
         nightly.main()
     assert "expected stages of good, bad; got other" in capsys.readouterr().err
     shutil.rmtree(root / "build/nightly-test")
+
+
+@pytest.mark.slow
+def test_the_check_of_a_platform_passes_on_cpu(root: pathlib.Path) -> None:
+    names = ["devices", "quirk-memory", "quirk-scalar", "transfers", "branches"]  # each starts processes of its own
+    command = [sys.executable, str(root / "scripts/gpu_check"), "--platform", "cpu", *names]
+    done = subprocess.run(command, text=True, capture_output=True)
+    verdicts = [line.split(" | ")[1] for line in done.stdout.splitlines()[2:]]
+    assert done.returncode == 0 and verdicts == ["ok"] * len(names), done.stdout + done.stderr
+
+
+def test_the_check_of_a_platform_says_what_differs_fails_or_hangs(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_check = load(root, "gpu_check", "")
+    said = {"good": "ok\tfine", "other": "differs\tnot so", "few": "skipped\tone device", "bad": "", "long": None}
+
+    def play(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+        text = said[command[command.index("--here") + 1]]
+        if text is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 0 if text else 1, text, "a\nb\nc\nValueError: wrong | value")
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", play)
+    monkeypatch.setattr(gpu_check, "CHECKS", dict.fromkeys(said))
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
+    assert gpu_check.main() == 1
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[1] for row in rows] == ["ok", "differs", "skipped", "failed", "failed"]
+    assert rows[3][3] == "b / c / ValueError: wrong / value |" and rows[4][3] == "not over after 75 s |"
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "good", "few"])
+    assert gpu_check.main() == 0
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "none"])
+    with pytest.raises(SystemExit):
+        gpu_check.main()
