@@ -160,13 +160,15 @@ class Lowering:
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): read by a
     transfer, or the same value under two names, or perhaps so: the result of a select has the buffer of one of the
-    values that it selects from."""
+    values that it selects from. The name of a donated argument is gone after the run, so a result that is this argument
+    has the value for itself."""
     program, kept, owners = bound.program, shared_values(bound), owners_of(bound.program)
 
     def buffers(value: int) -> frozenset[int]:
         return owners.get(value, frozenset((value,)))
 
-    times = collections.Counter(each for value in (*program.arguments, *program.results) for each in buffers(value))
+    left = [v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if not donated]
+    times = collections.Counter(each for value in (*left, *program.results) for each in buffers(value))
 
     def positions(values: Sequence[int]) -> tuple[int, ...]:
         return tuple(

@@ -269,6 +269,35 @@ def test_training_memory_is_reused(add: Any, cluster: Any) -> None:
     assert cluster.stats()["dispatches"] - before[1] == 10
 
 
+def test_what_comes_back_as_it_is_is_not_copied(add: Any, cluster: Any) -> None:
+    """A donated argument that is a result has one name, before the run and after it, so the next run may take it."""
+    slice_ = add(2)
+    step = pw.jit(lambda frozen, w: (frozen, w + frozen), devices=slice_, donate_argnums=(0, 1))
+    use = pw.jit(lambda frozen: frozen * 3, devices=slice_, donate_argnums=0)
+    swap = pw.jit(lambda x, y: (y, x, x), devices=slice_, donate_argnums=(0, 1))
+    both = jax.block_until_ready(step(*(pw.device_put(BIG, slice_) for _ in range(2))))
+    jax.block_until_ready(use(both[0]))
+    both = pw.device_put(BIG, slice_), both[1]
+    before = cluster.stats()["dispatches"]
+    for number in range(10):
+        given = both
+        both = step(*both)
+        assert given[0].is_deleted() and given[1].is_deleted()
+        if number % 4 == 3:
+            np.testing.assert_array_equal(np.asarray(both[1]), BIG * (number + 3))
+            both = both[0], both[1] + 0  # what was read is copied before it is donated
+            before += 1
+    tripled = use(both[0])
+    assert cluster.stats()["dispatches"] - before == 11
+    assert both[0].is_deleted()
+    np.testing.assert_array_equal(np.asarray(tripled), BIG * 3)
+    np.testing.assert_array_equal(np.asarray(both[1]), BIG * 12)
+    w, one, two = swap(pw.device_put(BIG, slice_), both[1] + 0)
+    np.testing.assert_array_equal(np.asarray(use(one)), BIG * 3)  # it has two names
+    np.testing.assert_array_equal(np.asarray(two), BIG)
+    np.testing.assert_array_equal(np.asarray(w), BIG * 12)
+
+
 def test_what_is_kept_may_be_given_twice(add: Any) -> None:
     """Only what is donated must be one argument; the others may be the same array, host value or number."""
     slice_ = add(2)
