@@ -198,23 +198,28 @@ def equation_context(eqn: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """The microbatch of a pipeline, and perhaps its stage, to which the name of a scope says that a call belongs."""
+    """The microbatch of a pipeline, and perhaps its stage, to which the name of a scope says that a call belongs.
+
+    Within a `jax.jit` that all microbatches call, a scope has no microbatch: it is that of the call.
+    """
 
     pipeline: str
-    microbatch: int
+    microbatch: int | None
     stage: int | None = None
 
 
-_SCOPE = re.compile(r"(?<![\w.])pw\.(\w+)\.mb(\d+)(?:\.s(\d+))?(?![\w.])")
+_SCOPE = re.compile(r"(?<![\w.])pw\.(\w+)(?=\.)(?:\.mb(\d+))?(?:\.s(\d+))?(?![\w.])")
 
 
 def scope_of(eqn: Any) -> Scope | None:
-    """The innermost scope of an equation with a name such as `pw.p0.mb3` or `pw.p0.mb3.s1`."""
+    """The innermost scope of an equation with a name such as `pw.p0.mb3`, `pw.p0.mb3.s1` or `pw.p0.s1`."""
     found = _SCOPE.findall(str(eqn.source_info.name_stack))
     if not found:
         return None
     pipeline, microbatch, stage = found[-1]
-    return Scope(pipeline, int(microbatch), int(stage) if stage else None)
+    if not microbatch:  # a scope around it says it
+        microbatch = next((number for other, number, _ in reversed(found) if number and other == pipeline), "")
+    return Scope(pipeline, int(microbatch) if microbatch else None, int(stage) if stage else None)
 
 
 def is_transposed(eqn: Any) -> bool:

@@ -15,8 +15,8 @@ from pathways import _jaxlib, errors
 from pathways.compiler.pipeline_spec import scope_name
 
 
-def scoped(pipeline: str, microbatch: int, stage: int | None = None) -> Any:
-    """The scope of a microbatch, or of a stage in it; a context manager."""
+def scoped(pipeline: str, microbatch: int | None, stage: int | None = None) -> Any:
+    """The scope of a microbatch, or of a stage in it or in any microbatch; a context manager."""
     return jax.named_scope(scope_name(pipeline, microbatch, stage))
 
 

@@ -15,7 +15,7 @@ from pathways.api.compiled import Lowering
 from pathways.api.registration import CompositeRegistration
 from pathways.compiler.ir import Computation, LogicalProgram
 from pathways.compiler.options import Options
-from pathways.plan.offloads import Curves
+from pathways.plan.offloads import Curves, all_at_once
 from pathways.quirks import quirks_of
 
 #: Into how many loops a scan may be cut, so that what it saves can be offloaded piece by piece.
@@ -39,7 +39,10 @@ def within_memory(lowering: Lowering, options: Options, compile_: Callable[[Opti
     if not budgets or options.offload == "none" or lowering.program.callbacks:
         return lowering
     on_host = quirks_of(topology.platform).is_host_memory
-    curves = Curves(lowering.bind(), lambda _: 0, on_host)
+    bound = lowering.bind()
+    if not lowering.program.loops and max(all_at_once(bound).values(), default=0) <= _CLEARLY_FITS * budgets[0]:
+        return lowering
+    curves = Curves(bound, lambda _: 0, on_host)
     if max(curves.needs().values(), default=0) <= _CLEARLY_FITS * budgets[0]:
         return lowering
     temporary = _temporaries(lowering)

@@ -10,6 +10,7 @@ known when it has been traced, so a pipeline with such a stage is traced twice: 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, 
 from pathways.api.placed import PlacedFunction, jit
 from pathways.api.program import Program
 from pathways.api.tracing import call_pipeline, is_tracing
+from pathways.compiler.fan_out import fan_out
 from pathways.compiler.inlining import placed_meshes
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.lengths import Lengths, per_stage
@@ -111,23 +113,35 @@ class _Model:
         size, part_of = cut({"batch": batch, "targets": targets}, count, f"pipeline {self._spec.name!r}")
         spec = self.spec_of(params, part_of(0)["batch"]) if is_tracing() else self._spec
         name = call_pipeline(spec)
+        one = functools.partial(self._one, name)
+        each = [[of_stage] * count for of_stage in params]  # by stage and microbatch
+        if is_tracing():
+            each = [fan_out(of_stage, count) for of_stage in params]
+            if all(isinstance(stage, PlacedFunction) for stage in self._stages):
+                one = jax.jit(one)  # traced once, and called by each microbatch
         outputs: list[Any] = []
         more: list[Any] = []  # what the loss returns beside the scalar, per microbatch; empty if that is nothing
         for number in range(count):
+            part = part_of(number)
             with scoped(name, number):
-                part = part_of(number)
-                x = part["batch"]
-                for stage, function in enumerate(self._stages):
-                    with scoped(name, number, stage):
-                        x = function(params[stage], x)
-                if self._loss is not None:
-                    with scoped(name, number, len(self._stages)):
-                        x = self._scalar(self._loss(x, *part["targets"]), more)
+                x, rest = one([of_stage[number] for of_stage in each], part["batch"], part["targets"])
             outputs.append(x)
+            more += rest
         if self._loss is None:
             return self._join(outputs, size)
         total = add_up(outputs, self._reduce)
         return (total, jax.tree.map(lambda *leaves: jnp.stack(leaves), *more)) if more else total
+
+    def _one(self, name: str, params: Sequence[Any], x: Any, targets: Any) -> tuple[Any, list[Any]]:
+        """The calls of one microbatch: what it returns, and in a list what the loss returns beside the scalar."""
+        more: list[Any] = []
+        for stage, function in enumerate(self._stages):
+            with scoped(name, None, stage):
+                x = function(params[stage], x)
+        if self._loss is not None:
+            with scoped(name, None, len(self._stages)):
+                x = self._scalar(self._loss(x, *targets), more)
+        return x, more
 
     def _check_arguments(self, params: Any, targets: tuple[Any, ...]) -> None:
         name, count = self._spec.name, len(self._stages)

@@ -219,12 +219,20 @@ def _infer(
     """The mesh of each plain step, by the step's id."""
     known = {v: a.mesh for v, a in zip(program.invars, arguments, strict=True) if a.mesh is not None}
     wanted: dict[Any, dict[MeshSpec, int]] = {}
+    sizes: dict[int, int] = {}  # by the id of a type, because many values share one
+
+    def nbytes(v: Any) -> int:
+        known_size = sizes.get(id(v.aval))
+        if known_size is None:
+            known_size = sizes[id(v.aval)] = _nbytes(v)
+        return known_size
+
     for step in program.steps:
         if step.kind is not StepKind.PLAIN and step.mesh is not None:  # not known: of a loop, a branch
             known.update((v, step.mesh) for v in step.outputs)
             for v in step.reads:
                 votes = wanted.setdefault(v, {})
-                votes[step.mesh] = votes.get(step.mesh, 0) + _nbytes(v)
+                votes[step.mesh] = votes.get(step.mesh, 0) + nbytes(v)
     meshes: dict[int, MeshSpec] = {}
     all_meshes = list(dict.fromkeys([*known.values(), default]))
     plain = [
@@ -234,7 +242,7 @@ def _infer(
         votes = {}
         for v in step.reads:
             if v in known:
-                votes[known[v]] = votes.get(known[v], 0) + _nbytes(v)
+                votes[known[v]] = votes.get(known[v], 0) + nbytes(v)
         if votes:
             for v in step.outputs:
                 for mesh, weight in wanted.get(v, {}).items():
@@ -249,7 +257,7 @@ def _infer(
             if v not in known:
                 votes = wanted.setdefault(v, {})
                 votes.pop(meshes[id(step)], None)
-                votes[meshes[id(step)]] = _nbytes(v)
+                votes[meshes[id(step)]] = nbytes(v)
     return meshes
 
 

@@ -23,6 +23,7 @@ from pathways.compiler import placed
 from pathways.compiler.control.folding import Folder, literals
 from pathways.compiler.control.unrolling import Joined, Scan, Stacked, check_copies, join, operations, piece, row, stack
 from pathways.compiler.exchange import PRIMITIVES
+from pathways.compiler.fan_out import fan_out_p
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.loops import loop_p
 from pathways.compiler.loops import opened as opened_loop
@@ -117,6 +118,10 @@ class Inliner:
         """
         for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
             inputs = [read(env, v) for v in eqn.invars]
+            if eqn.primitive is fan_out_p:
+                copies = zip(eqn.outvars, inputs * eqn.params["count"], strict=True)
+                env.update((v, value) for v, value in copies if type(v) is not _jaxlib.DropVar)
+                continue
             slice_tag = slice_tag_of(eqn)
             derivatives = max(around, base + _jaxlib.transposed_times(eqn))
             known: list[Any] | None = None
@@ -190,6 +195,8 @@ class Inliner:
     def _scope_of(self, eqn: Any) -> _jaxlib.Scope | None:
         """The scope of an equation. Each iteration of a scan has pipelines of its own."""
         scope = _jaxlib.scope_of(eqn)
+        if scope is not None and scope.microbatch is None:
+            return self._scope and dataclasses.replace(self._scope, stage=scope.stage)
         if scope is not None and self._rows:
             return dataclasses.replace(scope, pipeline=iteration_name(scope.pipeline, self._rows))
         return scope or self._scope

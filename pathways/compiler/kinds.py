@@ -83,22 +83,26 @@ def find(
     made: list[list[Any]] = [[maker.get(v) or of.get(v, v) for v in g.reads] for g in groups]
     read = [[(readers.get(v, ()), returns.get(v)) for v in g.outputs] if g.cut is None else [] for g in groups]
     colors = _numbered([(g.cut and n, key_of(g)) for n, g in enumerate(groups)])
+    width = 1 + max((len(g.reads) + len(g.outputs) for g in groups), default=0)
     for _ in range(_ROUNDS):
         if len(set(colors)) > _MOST_LEFT * len(groups):
             return None
-        before, tints = colors, shades
-        shades = _numbered(
-            [
-                (shade, frozenset([(before[m], at) for m, at in those]), back)
-                for shade, (those, back) in zip(tints, alone, strict=True)
-            ]
-        )
+        # A number says the color of a group and a position in it.
+        bases, before, tints = [color * width for color in colors], colors, shades
+
+        def who(those: Sequence[tuple[int, int]], back: Any, bases: list[int] = bases) -> Hashable:
+            """Who reads a value."""
+            if len(those) == 1 and back is None:
+                return bases[those[0][0]] + those[0][1]
+            return frozenset([bases[m] + at for m, at in those]), back
+
+        shades = _numbered([(shade, who(*those)) for shade, those in zip(tints, alone, strict=True)])
         colors = _numbered(
             [
                 (
                     before[n],
-                    tuple([(before[v[0]], v[1]) if type(v) is tuple else (tints[v],) for v in inputs]),
-                    tuple([(frozenset([(before[m], at) for m, at in those]), back) for those, back in outputs]),
+                    tuple([bases[v[0]] + v[1] if type(v) is tuple else -1 - tints[v] for v in inputs]),
+                    tuple([who(those, back) for those, back in outputs]),
                 )
                 for n, (inputs, outputs) in enumerate(zip(made, read, strict=True))
             ]

@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from pathways.compiler.ir import ArrayType, Memory, Node, NodeKind
+from pathways.compiler.ir import Memory, Node, NodeKind
 from pathways.plan.binding import BoundProgram, HostPlan, Launch, owners_of
 from pathways.plan.device_walk import Walk
 from pathways.plan.exchange_shape import EXCHANGES
@@ -86,7 +86,7 @@ class Profile:
         self._bound = bound
         self._host = host
         self._receives_on_host = receives_on_host
-        self._shares: dict[ArrayType, int] = {}
+        self._shares: dict[int, int] = {}  # by the id of a type, because many values share one
         program = bound.program
         self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
         #: Values that lie in the memory for transfers of their hosts, this host or others.
@@ -292,9 +292,9 @@ class Profile:
 
     def _share(self, value: int) -> int:
         type = self._bound.program.values[value]
-        known = self._shares.get(type)
+        known = self._shares.get(id(type))
         if known is None:
-            known = self._shares[type] = type.nbytes // math.prod(self._bound.placed(value).parts())
+            known = self._shares[id(type)] = type.nbytes // math.prod(self._bound.placed(value).parts())
         return known
 
     def _hosts(self, value: int) -> frozenset[int]:

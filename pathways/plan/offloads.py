@@ -13,8 +13,10 @@ Pure.
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -26,6 +28,20 @@ from pathways.plan.memory_profile import Profile
 
 #: The temporary bytes of a computation on one device.
 Temporary = Callable[[Computation], int]
+
+
+def all_at_once(bound: BoundProgram) -> dict[int, int]:
+    """By device, the bytes of all values of a program without loops: no less than what it holds at any time."""
+    found: collections.Counter[int] = collections.Counter()
+    firsts: dict[int, int] = {}  # by the id of a type: the first value of it
+    counts: collections.Counter[int] = collections.Counter(map(id, bound.program.values))
+    for value, type in enumerate(bound.program.values):
+        firsts.setdefault(id(type), value)
+    for key, value in firsts.items():
+        placed = bound.placed(value)
+        share = placed.type.nbytes // math.prod(placed.parts())
+        found.update(dict.fromkeys(placed.devices, share * counts[key]))
+    return dict(found)
 
 
 class Curves:
@@ -145,9 +161,9 @@ def _gaps(bound: BoundProgram, ahead: int) -> list[_Gap]:
             continue
         own = calls[program.values[v].mesh]
         for after, before in itertools.pairwise(numbers):
-            between = own[bisect.bisect_right(own, after) : bisect.bisect_left(own, before)]
-            if len(between) > ahead:
-                found.append(_Gap(v, after, between[-ahead] if ahead else before))
+            end = bisect.bisect_left(own, before)
+            if end - bisect.bisect_right(own, after) > ahead:
+                found.append(_Gap(v, after, own[end - ahead] if ahead else before))
     return found
 
 

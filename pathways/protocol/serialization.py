@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +26,8 @@ from pathways.protocol import program_pb2 as pb
 
 # Protobuf refuses longer messages.
 MAX_PROGRAM_BYTES = 2**31 - 1
+
+_PLAIN = (int, bool, float, str, bytes)
 
 _T = TypeVar("_T")
 _Message = TypeVar("_Message", bound=Message)
@@ -53,6 +55,9 @@ def _type_message(type: ArrayType) -> pb.ArrayType:
     """A program has many values of few types."""
     return dump(type, pb.ArrayType)
 
+
+#: The fields of a program but for its values, whose types are sent once each.
+_OTHER_FIELDS = [field for field in pb.LogicalProgram.DESCRIPTOR.fields if field.name not in ("types", "values")]
 
 #: What this process remembers of what others sent is bounded: types of more bytes are read each time.
 _MOST_REMEMBERED = 1 << 10
@@ -101,7 +106,7 @@ def _value(item: Any, hint: Any) -> Any:
         kinds = typing.get_args(hint)
         if kinds[-1] is Ellipsis:
             items = getattr(item, item.DESCRIPTOR.fields[0].name) if isinstance(item, Message) else item
-            return tuple(_value(each, kinds[0]) for each in items)
+            return tuple(items) if kinds[0] in _PLAIN else tuple([_value(each, kinds[0]) for each in items])
         return tuple(_loaded(item, field, each) for field, each in zip(item.DESCRIPTOR.fields, kinds, strict=True))
     if hint is np.dtype:
         return load_dtype(item)
@@ -120,7 +125,12 @@ def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
         raise PlanError(f"program {program.name!r} has loops: its plans are sent one by one")
     modules = sum(len(computation.module) for computation in program.computations)
     if modules <= MAX_PROGRAM_BYTES:
-        message = dump(program, pb.LogicalProgram)
+        numbers = {type: number for number, type in enumerate(dict.fromkeys(program.values))}
+        message = pb.LogicalProgram(
+            types=map(_type_message, numbers),
+            values=map(numbers.__getitem__, program.values),
+            **{field.name: _dumped(getattr(program, field.name), field) for field in _OTHER_FIELDS},
+        )
         if not texts:
             message.mpmd_text = message.ifrt_text = ""
         if message.ByteSize() <= MAX_PROGRAM_BYTES:
@@ -141,24 +151,31 @@ def load_program(data: bytes) -> LogicalProgram:
         PlanError: the bytes are no program; the message says what is wrong with them.
     """
     try:
-        program = load(pb.LogicalProgram.FromString(data), LogicalProgram)
+        message = pb.LogicalProgram.FromString(data)
     except DecodeError as error:
         raise PlanError(f"{len(data)} bytes that should be a program cannot be read: {error}") from error
+    types: tuple[ArrayType, ...] = _value(message.types, tuple[ArrayType, ...])
+    _check("type", message.values, len(types))
+    hints = _hints(LogicalProgram)
+    others = {field.name: _loaded(message, field, hints[field.name]) for field in _OTHER_FIELDS}
+    program = LogicalProgram(values=tuple(map(types.__getitem__, message.values)), **others)
     called = itertools.chain.from_iterable((*each.inputs, *each.outputs) for each in program.computations)
-    for array in (*program.values, *called):
+    for array in (*types, *called):
         if len(array.spec) != len(array.shape):
             raise PlanError(f"an array of {len(array.shape)} dimensions has a spec for {len(array.spec)}")
         if any(size < 0 for size in array.shape):
             raise PlanError(f"an array has the shape {array.shape}")
         _check("mesh", [array.mesh], len(program.meshes))
-    _check("mesh", (computation.mesh for computation in program.computations), len(program.meshes))
+    _check("mesh", [computation.mesh for computation in program.computations], len(program.meshes))
+    is_offloaded = any(type.memory is Memory.HOST for type in types)
     for computation in program.computations:
         _check_move(computation)
     for node in program.nodes:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
         _check("value", (*node.inputs, *node.outputs), len(program.values))
-        _check_offloaded(program, node)
+        if is_offloaded or (node.kind is NodeKind.CALL and program.computations[node.computation].is_move):
+            _check_offloaded(program, node)
         _check_exchange(program, node)
         if node.predicate != -1:
             _check("predicate", [node.predicate], len(program.predicates))
@@ -232,7 +249,7 @@ def load_dtype(name: str) -> np.dtype:
     return dtype
 
 
-def _check(what: str, numbers: Iterable[int], count: int) -> None:
-    for number in numbers:
-        if not 0 <= number < count:
-            raise PlanError(f"no {what} {number}: the program has {count}")
+def _check(what: str, numbers: Collection[int], count: int) -> None:
+    if numbers and not (min(numbers) >= 0 and max(numbers) < count):
+        number = next(number for number in numbers if not 0 <= number < count)
+        raise PlanError(f"no {what} {number}: the program has {count}")

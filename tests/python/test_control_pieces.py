@@ -123,17 +123,19 @@ def small_program(**changes: object) -> program_pb2.LogicalProgram:
 
 
 def test_malformed_programs_are_named() -> None:
-    value = small_program().values[0]
+    value = small_program().types[0]
     for broken, words in (
         (small_program(arguments=7), "no value 7: the program has 1"),
         (small_program(results=-1), "no value -1"),
         (
-            small_program(values=program_pb2.ArrayType(shape=[2], dtype="float32", mesh=0)),
+            small_program(types=program_pb2.ArrayType(shape=[2], dtype="float32", mesh=0)),
             "1 dimensions has a spec for",
         ),
-        (small_program(values=program_pb2.ArrayType(dtype="float99", mesh=0)), "float99"),
-        (small_program(values=program_pb2.ArrayType(dtype="object", mesh=0)), "object"),
-        (small_program(values=program_pb2.ArrayType(dtype=value.dtype, mesh=3)), "no mesh 3"),
+        (small_program(types=program_pb2.ArrayType(dtype="float99", mesh=0)), "float99"),
+        (small_program(types=program_pb2.ArrayType(dtype="object", mesh=0)), "object"),
+        (small_program(types=program_pb2.ArrayType(dtype=value.dtype, mesh=3)), "no mesh 3"),
+        (small_program(values=1), "no type 1: the program has 1"),
+        (small_program(values=-1), "no type -1"),
         (small_program(nodes=program_pb2.Node(kind=program_pb2.Node.CALL, computation=0)), "no computation 0"),
         (small_program(nodes=program_pb2.Node(name="odd")), "'odd' is of unknown kind 0"),
     ):

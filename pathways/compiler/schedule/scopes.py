@@ -112,9 +112,9 @@ class _Labeller:
         """Labels the placed calls, and the plain steps that read results of one microbatch."""
         for step in self.steps:
             origin = _Origin()
-            for v in step.reads:
-                if v in self.origins:
-                    origin.merge(self.origins[v])
+            behind = [self.origins[v] for v in step.reads if v in self.origins]
+            for other in {id(each): each for each in behind}.values():  # all results of a step have one
+                origin.merge(other)
             if step.kind in (StepKind.PLACED, StepKind.CONTROL):
                 origin = self._call(step, origin)
             elif step.kind is StepKind.PLAIN and len(origin.units) == 1 and not origin.late:
@@ -130,8 +130,8 @@ class _Labeller:
         if step.scope is None or step.scope.pipeline not in self.numbers:
             origin.late = {**{n: step for n, _ in origin.units}, **origin.late}
             return origin
-        assert step.mesh is not None
         number, microbatch = self.numbers[step.scope.pipeline], step.scope.microbatch
+        assert step.mesh is not None and microbatch is not None
         if number in origin.late:
             raise self.refuse(
                 f"{describe(origin.late[number])} reads a result of a microbatch and is read by microbatch "

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from pathways import _jaxlib
+from pathways.compiler.fan_out import add_many_p
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
 from pathways.compiler.schedule.labels import Pipeline
@@ -42,13 +43,13 @@ def sum_where_made(
 
 @dataclasses.dataclass
 class _Leaf:
-    """A value that is added. `mesh` and `label` are those of the labelled step that made it, else both are None.
+    """What is added: a value, or one value of each of several sums that are made alike.
 
-    A transfer has the label of the step that made its value. `last` means that the value is added behind the
-    gradients.
+    `mesh` and `label` are those of the labelled step that made it, else both are None. A transfer has the label of the
+    step that made its value. `last` means that it is added behind the gradients.
     """
 
-    value: Any
+    values: list[Any]
     mesh: MeshSpec | None
     label: Label | None
     last: bool = False
@@ -83,22 +84,45 @@ class _Sums:
 
     def replace(self, at_once: bool) -> None:
         """Finds the last addition of each chain, and puts the new chain into its place."""
-        steps: list[Step] = []
-        gone: set[int] = set()
         chains: dict[int, list[Step]] = {}
+        taken: dict[int, set[int]] = {}  # by the step's id: which of its sums are made by a new chain
         for step in self.program.steps:
-            if _is_sum(step) and not self._is_inner(step.outputs[0]):
-                inner: list[Step] = []
-                leaves = self._leaves(step, inner)
-                if _are_gradients(leaves, step.outputs[0].aval.shape):
-                    gone.update(map(id, inner))
-                    chains[id(step)] = self._chain(step, leaves, inner)
+            if not _is_sum(step):
+                continue
+            alike: dict[Any, list[tuple[int, list[_Leaf], list[Step]]]] = {}
+            for place, v in enumerate(step.outputs):
+                if not self._is_inner(v):
+                    inner: list[tuple[Step, int]] = []
+                    leaves = self._leaves(step, place, inner)
+                    if _are_gradients(leaves, v.aval.shape):
+                        for addition, at in inner:
+                            taken.setdefault(id(addition), set()).add(at)
+                        additions = [addition for addition, _ in inner]
+                        alike.setdefault(self._way(v, leaves, additions), []).append((place, leaves, additions))
+            for sums in alike.values():
+                outputs = [step.outputs[place] for place, _, _ in sums]
+                merged = [
+                    dataclasses.replace(row[0], values=[leaf.values[0] for leaf in row])
+                    for row in zip(*(leaves for _, leaves, _ in sums), strict=True)
+                ]
+                chains.setdefault(id(step), []).extend(self._chain(outputs, merged, sums[0][2]))
+        steps: list[Step] = []
         for step in self.program.steps:
-            steps += chains.get(id(step), [] if id(step) in gone else [step])
+            if id(step) in taken:
+                steps += _left(step, taken[id(step)])
+            else:
+                steps.append(step)
+            steps += chains.get(id(step), ())
         if at_once:
             moved = {id(step) for chain in chains.values() for step in chain}
             steps = _behind_what_they_read(steps, moved)
         self.program.steps = steps
+
+    def _way(self, v: Any, leaves: Sequence[_Leaf], inner: Sequence[Step]) -> Any:
+        """What sums share that one step may make together: the way in which each is made."""
+        places = {leaf.mesh for leaf in leaves if leaf.mesh is not None}
+        home = self._home(v.aval, list(places)) if len(places) > 1 else None
+        return home, tuple(map(id, inner)), tuple((leaf.mesh, leaf.label, leaf.last) for leaf in leaves)
 
     def _meshes(self) -> dict[int, MeshSpec]:
         """The slice of each labelled step; a plain step is where the first labelled step behind it is.
@@ -143,46 +167,55 @@ class _Sums:
 
     def _is_leaf(self, step: Step) -> bool:
         """True for an addition within one microbatch and one slice: it is part of making the gradient."""
+        if step.label is None:
+            return False
         makers = [self.made.get(v) for v in step.reads]
         places = {self.meshes.get(id(maker)) for maker in makers if maker is not None and self.labels[id(maker)]}
-        return step.label is not None and len(places) <= 1
+        return len(places) <= 1
 
-    def _leaves(self, step: Step, inner: list[Step]) -> list[_Leaf]:
-        """The values that a tree of additions adds, in the order of the text. `inner` gets its additions."""
-        stack: list[Any] = [step]
+    def _leaves(self, step: Step, place: int, inner: list[tuple[Step, int]]) -> list[_Leaf]:
+        """The values that a tree of additions adds, in the order of the text, for sum number `place` of the step.
+
+        `inner` gets its additions, each with the number of the sum.
+        """
+        stack: list[tuple[Step, int, Any]] = [(step, place, None)]
         leaves: list[_Leaf] = []
-        adding: list[Step] = []  # per leaf: the addition that reads it
+        adding: list[Any] = []  # per leaf: the sum that reads it
         while stack:
-            addition = stack.pop()
-            if isinstance(addition, tuple):
-                addition, item = addition
+            addition, at, item = stack.pop()
+            if item is not None:
                 leaves.append(self._leaf(item))
-                adding.append(addition)
+                adding.append(addition.outputs[at])
                 continue
-            inner.append(addition)
-            for item in reversed(addition.inputs):
+            inner.append((addition, at))
+            for item in reversed(_terms(addition, at)):
                 maker = None if isinstance(item, _jaxlib.Literal) else self.made.get(item)
-                is_sum = maker is not None and _is_sum(maker) and not self._is_leaf(maker) and self._is_inner(item)
-                stack.append(maker if is_sum else (addition, item))
+                if maker is not None and _is_sum(maker) and not self._is_leaf(maker) and self._is_inner(item):
+                    stack.append((maker, maker.outputs.index(item), None))
+                else:
+                    stack.append((addition, at, item))
         count: collections.Counter[Any] = collections.Counter()  # how many gradients are in a sum
-        own: collections.Counter[int] = collections.Counter()  # of which an addition reads so many itself
-        for leaf, addition in zip(leaves, adding, strict=True):
-            own[id(addition)] += leaf.label is not None
-        for addition in reversed(inner):
-            count[addition.outputs[0]] = own[id(addition)] + sum(count[v] for v in addition.reads)
-        for leaf, addition in zip(leaves, adding, strict=True):
+        own: collections.Counter[Any] = collections.Counter()  # of which an addition reads so many itself
+        for leaf, total in zip(leaves, adding, strict=True):
+            own[total] += leaf.label is not None
+        for addition, at in reversed(inner):
+            total = addition.outputs[at]
+            terms = [v for v in _terms(addition, at) if not isinstance(v, _jaxlib.Literal)]
+            count[total] = own[total] + sum(count[v] for v in terms)
+        for leaf, total in zip(leaves, adding, strict=True):
             if leaf.label is None:
-                late = not isinstance(leaf.value, _jaxlib.Literal) and leaf.value in self.behind
-                leaf.last = late or count[addition.outputs[0]] > 1
+                (value,) = leaf.values
+                late = not isinstance(value, _jaxlib.Literal) and value in self.behind
+                leaf.last = late or count[total] > 1
         return leaves
 
     def _leaf(self, value: Any) -> _Leaf:
         maker = None if isinstance(value, _jaxlib.Literal) else self.made.get(value)
         mesh = None if maker is None else self.meshes.get(id(maker))
-        return _Leaf(value, mesh, self.labels[id(maker)] if maker is not None and mesh is not None else None)
+        return _Leaf([value], mesh, self.labels[id(maker)] if maker is not None and mesh is not None else None)
 
-    def _chain(self, root: Step, leaves: Sequence[_Leaf], inner: Sequence[Step]) -> list[Step]:
-        """The additions in their new order; the last one makes what `root` made."""
+    def _chain(self, results: Sequence[Any], leaves: Sequence[_Leaf], inner: Sequence[Step]) -> list[Step]:
+        """The additions in their new order; the last one makes `results`."""
         others = [leaf for leaf in leaves if leaf.label is None]
         by_place: dict[tuple[int, MeshSpec], list[_Leaf]] = {}  # by pipeline and slice
         for leaf in leaves:
@@ -191,30 +224,32 @@ class _Sums:
                 by_place.setdefault((leaf.label.pipeline, leaf.mesh), []).append(leaf)
         first = [leaf for leaf in others if not leaf.last]
         places = sorted(by_place, key=lambda place: (place[0], self.stages[place[0]].get(place[1], 0)))
-        home = self._home(root.outputs[0].aval, [mesh for _, mesh in places])
+        home = self._home(results[0].aval, [mesh for _, mesh in places])
         places.sort(key=lambda place: place[1] != home)
         equations = iter(reversed(inner))
         chain: list[Step] = []
 
-        def add(a: Any, b: Any, label: Label | None) -> Any:
+        def add(a: Sequence[Any], b: Sequence[Any], label: Label | None) -> Sequence[Any]:
             step = next(equations)
-            last = len(chain) == len(inner) - 1
-            result = root.outputs[0] if last else _jaxlib.new_var(root.outputs[0].aval)
-            chain.append(dataclasses.replace(step, inputs=[a, b], outputs=[result], label=label))
-            return result
+            is_last = len(chain) == len(inner) - 1
+            sums = list(results) if is_last else [_jaxlib.new_var(v.aval) for v in results]
+            chain.append(dataclasses.replace(step, inputs=[*a, *b], outputs=sums, label=label))
+            return sums
 
-        total: Any = None
+        total: Sequence[Any] | None = None
         for place in places:
             mine = sorted(by_place[place], key=self._turn)
-            subtotal: Any = None
+            subtotal: Sequence[Any] | None = None
             for leaf in [*first, *mine]:
                 label = None if leaf.label is None else dataclasses.replace(leaf.label, phase=Phase.SUM)
-                subtotal = leaf.value if subtotal is None else add(subtotal, leaf.value, label)
+                subtotal = leaf.values if subtotal is None else add(subtotal, leaf.values, label)
             first = []
+            assert subtotal is not None
             total = subtotal if total is None else add(total, subtotal, None)
         for leaf in others:
             if leaf.last:
-                total = add(total, leaf.value, None)
+                assert total is not None
+                total = add(total, leaf.values, None)
         return chain
 
     def _turn(self, leaf: _Leaf) -> int:
@@ -247,10 +282,26 @@ def _behind_what_they_read(steps: Sequence[Step], moved: set[int]) -> list[Step]
 def _are_gradients(leaves: Sequence[_Leaf], shape: tuple[int, ...]) -> bool:
     """True if microbatches made two of the leaves or more, as gradients, and any order of additions has this shape."""
     made = [leaf.label for leaf in leaves if leaf.label is not None]
-    scalars = [leaf for leaf in leaves if leaf.value.aval.shape != shape]
+    scalars = [leaf for leaf in leaves if leaf.values[0].aval.shape != shape]
     phases = {label.phase for label in made}
     return len(made) >= 2 and len(scalars) <= 1 and phases <= {Phase.BACKWARD, Phase.WEIGHTS}
 
 
 def _is_sum(step: Step) -> bool:
-    return step.kind is StepKind.PLAIN and step.eqn.primitive.name in ("add", "add_any") and not step.demands
+    is_addition = step.eqn.primitive is add_many_p or step.eqn.primitive.name in ("add", "add_any")
+    return step.kind is StepKind.PLAIN and is_addition and not step.demands
+
+
+def _terms(addition: Step, at: int) -> tuple[Any, Any]:
+    """What sum number `at` of an addition adds."""
+    return addition.inputs[at], addition.inputs[len(addition.outputs) + at]
+
+
+def _left(addition: Step, taken: Set[int]) -> list[Step]:
+    """The addition without the sums `taken`; nothing if none is left."""
+    left = [at for at in range(len(addition.outputs)) if at not in taken]
+    terms = [_terms(addition, at) for at in left]
+    if not left:
+        return []
+    inputs = [*(a for a, _ in terms), *(b for _, b in terms)]
+    return [dataclasses.replace(addition, inputs=inputs, outputs=[addition.outputs[at] for at in left])]
