@@ -45,6 +45,17 @@ def united(sources: list[str]) -> list[str]:
     return [f"build/tidy/UnifiedSource-{part}.cpp" for part in order]
 
 
+def compiled_files(commands: pathlib.Path) -> dict[str, list[str]]:
+    """The command that compiles each file. One that is compiled as a part of CMake's unity files has theirs."""
+    found: dict[str, list[str]] = {}
+    for entry in json.loads(commands.read_text()):  # the first of a file counts: later ones are for the models
+        path = pathlib.Path(entry["file"])
+        is_unity = path.match("Unity/unity_*_cxx.cxx")
+        for name in re.findall(r'#include "(.*)"', path.read_text()) if is_unity else [str(path)]:
+            found.setdefault(str(ROOT / name), shlex.split(entry["command"]))
+    return found
+
+
 def checks(is_deep: bool = False) -> dict[str, list[str]]:
     """Name and command of every check that applies here."""
     cxx, cython = files("*.h", "*.cc"), files("*.pyx", "*.pxd", "*.pxi")
@@ -62,9 +73,11 @@ def checks(is_deep: bool = False) -> dict[str, list[str]]:
         table["line lengths"] = ["bash", "-c", "! grep -nHE '^.{121,}' \"$@\"", "bash", *cxx]
     commands = ROOT / "build/dev/compile_commands.json"
     if shutil.which("clang-tidy") and commands.exists():
-        entries = json.loads(commands.read_text())[::-1]  # the first of a file counts: later ones are for the models
-        compiled = {entry["file"]: shlex.split(entry["command"]) for entry in entries}
+        compiled = compiled_files(commands)
         sources = [name for name in cxx if name.startswith("csrc/") and str(ROOT / name) in compiled]
+        bound = re.compile(r"csrc/(?!bind/).*[.]cc")  # the bindings are compiled with Python's headers, not here
+        if unseen := [name for name in cxx if bound.match(name) and name not in sources]:
+            print(f"[lint] clang-tidy does not see {', '.join(unseen)}: run `make native` first")
         flags = [flag for flag in compiled[str(ROOT / sources[0])] if re.match("-[DIOWfs]", flag)]
         if not is_deep:
             flags += ["-Xclang", "-analyzer-config", "-Xclang", "mode=shallow"]

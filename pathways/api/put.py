@@ -19,6 +19,9 @@ from pathways.compiler import specs
 from pathways.compiler.trace import as_argument
 from pathways.compiler.trace import device_put as traced_put
 
+#: How many layouts of puts a slice keeps, for arrays whose shapes change from step to step.
+_MOST_LAYOUTS = 1024
+
 
 def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
     """Puts a pytree of host values, or of arrays of other slices, onto a slice. Inside a program: a transfer.
@@ -89,6 +92,8 @@ def _layout(leaf: Any, slice_: Slice, spec: Any, what: object) -> _core.Layout:
         weak_type=argument.weak_type,
     )
     if key is not None:
+        if len(known) >= _MOST_LAYOUTS:
+            known.clear()
         known[key] = layout
     return layout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import json
 import pathlib
 import shutil
 import subprocess
@@ -159,3 +160,22 @@ def test_the_check_of_a_platform_says_what_differs_fails_or_hangs(
     monkeypatch.setattr(sys, "argv", ["gpu_check", "none"])
     with pytest.raises(SystemExit):
         gpu_check.main()
+
+
+def test_lint_knows_what_unity_files_compile(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    unity = tmp_path / "core.dir/Unity/unity_plan_cxx.cxx"
+    unity.parent.mkdir(parents=True)
+    unity.write_text('/* generated */\n#include "csrc/plan/a.cc"\n#include "/elsewhere/b.cc"\n')
+    entries = [
+        {"file": str(unity), "command": "c++ -DONE -c unity"},
+        {"file": "/elsewhere/c.cc", "command": "c++ -DTWO -c c.cc"},
+        {"file": "/elsewhere/b.cc", "command": "c++ -DTHREE -c b.cc"},
+    ]
+    commands = tmp_path / "compile_commands.json"
+    commands.write_text(json.dumps(entries))
+    found = load(root, "lint").compiled_files(commands)
+    assert {name: command[1] for name, command in found.items()} == {
+        str(root / "csrc/plan/a.cc"): "-DONE",
+        "/elsewhere/b.cc": "-DONE",
+        "/elsewhere/c.cc": "-DTWO",
+    }

@@ -10,7 +10,8 @@ charged.
   SUSP-1   a suspended client loses nothing, and has its part when it is back
 
 The default is a sample: three of the seven, for 2 s, with a tolerance for a machine that is busy with other tests.
-PATHWAYS_TENANTS_SECONDS plays all, each part for so long, with less tolerance; `python -m benchmarks.tenants` measures.
+PATHWAYS_TENANTS_SECONDS, from 2 on, plays all, each part for so long, with less tolerance; `python -m
+benchmarks.tenants` measures.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from pathways.cluster.launcher import start_local_cluster
 
 IS_WHOLE = "PATHWAYS_TENANTS_SECONDS" in os.environ
 SECONDS = float(os.environ.get("PATHWAYS_TENANTS_SECONDS", "2"))
+if SECONDS < 2:  # a part is measured second by second, without its first one
+    raise pytest.UsageError(f"PATHWAYS_TENANTS_SECONDS: expected 2 or more, got {SECONDS:g}")
 WEIGHTS = {"a": 1, "b": 2, "c": 4, "d": 8}
 LENGTHS_US = (100, 1000, 10_000)
 CHANGE_S = 1.0  # in which the shares move after clients came or went
