@@ -105,7 +105,7 @@ TEST(Fuzz, PeerRecords) {
     uint64_t receive[4] = {};
     Segment controller = ControllerBlock::make(false), client = ClientBlock::make({64, 4096, 1u << 14}, false);
     std::array<Segment, 2> segments = both();
-    Host host{{0, 1, 0, 64},
+    Host host{Host::Options{},
               {HostView(segments[0]), is_far ? HostView() : HostView(segments[1])},
               ControllerBlock::attach(controller),
               backend,
@@ -208,7 +208,7 @@ TEST(Fuzz, OrdersToHosts) {
     ModelledBackend backend{{0, 1, 0, 0}, clock, nullptr};
     Segment controller = ControllerBlock::make(false), segment = HostBlock::make(0, 1, {1u << 14, 0, 0}, false),
             client = ClientBlock::make({64, 4096, 1u << 14}, false);
-    Host host{{0, 1, 0, 64}, {HostView(segment)}, ControllerBlock::attach(controller), backend};
+    Host host{Host::Options{}, {HostView(segment)}, ControllerBlock::attach(controller), backend};
     ByteRing::Producer ring;
   };
   auto one = std::make_unique<OneHost>();
