@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, scoped
 from pathways.api.placed import PlacedFunction, jit
 from pathways.api.program import Program
@@ -33,6 +34,8 @@ from pathways.compiler.schedule.orders import CHUNKED
 
 #: A placed function, or a function that calls some.
 Stage = PlacedFunction | Callable[[Any, Any], Any]
+
+_ARRAYS = (jax.Array, np.ndarray)
 
 
 class Pipeline(Program):
@@ -113,12 +116,12 @@ class _Model:
         size, part_of = cut({"batch": batch, "targets": targets}, count, f"pipeline {self._spec.name!r}")
         spec = self.spec_of(params, part_of(0)["batch"]) if is_tracing() else self._spec
         name = call_pipeline(spec)
-        one = functools.partial(self._one, name)
+        one: Callable[..., tuple[Any, list[Any]]] = functools.partial(self._one, name)
         each = [[of_stage] * count for of_stage in params]  # by stage and microbatch
         if is_tracing():
             each = [fan_out(of_stage, count) for of_stage in params]
             if all(isinstance(stage, PlacedFunction) for stage in self._stages):
-                one = jax.jit(one)  # traced once, and called by each microbatch
+                one = self._traced_once(name, [of_stage[0] for of_stage in each])
         outputs: list[Any] = []
         more: list[Any] = []  # what the loss returns beside the scalar, per microbatch; empty if that is nothing
         for number in range(count):
@@ -142,6 +145,25 @@ class _Model:
             with scoped(name, None, len(self._stages)):
                 x = self._scalar(self._loss(x, *targets), more)
         return x, more
+
+    def _traced_once(self, name: str, params: Any) -> Callable[..., tuple[Any, list[Any]]]:
+        """`_one` as a `jax.jit` that all microbatches call. What is no array among `params` may be static for a stage,
+        so it is no argument of the `jax.jit`; it is the same for all microbatches.
+        """
+        leaves, tree = jax.tree.flatten(params)
+        arrays = [n for n, leaf in enumerate(leaves) if _jaxlib.is_tracer(leaf) or isinstance(leaf, _ARRAYS)]
+
+        def microbatch(given: Sequence[Any], x: Any, targets: Any) -> tuple[Any, list[Any]]:
+            filled = dict(zip(arrays, given, strict=True))
+            return self._one(name, tree.unflatten(filled.get(n, leaf) for n, leaf in enumerate(leaves)), x, targets)
+
+        jitted = jax.jit(microbatch)
+
+        def call(params: Any, x: Any, targets: Any) -> tuple[Any, list[Any]]:
+            found = jax.tree.leaves(params)
+            return cast("tuple[Any, list[Any]]", jitted([found[n] for n in arrays], x, targets))
+
+        return call
 
     def _check_arguments(self, params: Any, targets: tuple[Any, ...]) -> None:
         name, count = self._spec.name, len(self._stages)

@@ -258,6 +258,28 @@ def test_what_may_be_around_it(add: Any) -> None:
     close(eager, jax.value_and_grad(full)(WEIGHTS, BATCH, TARGETS), 2e-5)
 
 
+def test_what_is_static_for_a_stage(add: Any) -> None:
+    slices = [add(1), add(1)]
+
+    def act(kind: str, x: Any) -> Any:
+        return {"tanh": jnp.tanh, "sin": jnp.sin}[kind](x)
+
+    def grow(times: int, x: Any) -> Any:
+        return x * times if times > 2 else x
+
+    model = pw.pipeline(
+        [pw.jit(act, devices=slices[0], static_argnums=0), pw.jit(lambda w, x: x @ w, devices=slices[1])],
+        microbatches=4,
+    )
+    w = np.eye(3, 4, dtype=np.float32)
+    x = np.arange(24, dtype=np.float32).reshape(8, 3)
+    close(pw.program(lambda w, x: model(["sin", w], x))(w, x), jnp.sin(x) @ w, 2e-5)
+    gradient = pw.program(jax.grad(lambda w, x: jnp.sum(model(["tanh", w], x))))
+    close(gradient(w, x), jax.grad(lambda w: jnp.sum(jnp.tanh(x) @ w))(w), 2e-5)
+    numbers = pw.pipeline([pw.jit(grow, devices=one, static_argnums=0) for one in slices], microbatches=2)
+    close(pw.program(lambda x: numbers([3, 1], x))(x), x * 3, 0)
+
+
 def test_arrays_of_the_cluster_that_a_program_closes_over(add: Any) -> None:
     stages = stages_on(add)
     model = pw.pipeline(stages, microbatches=COUNT, loss=mse)
