@@ -208,11 +208,11 @@ class Scope:
     stage: int | None = None
 
 
-_SCOPE = re.compile(r"(?<![\w.])pw\.(\w+)(?=\.)(?:\.mb(\d+))?(?:\.s(\d+))?(?![\w.])")
+_SCOPE = re.compile(r"(?<![\w.])pw\.(\w+)\.mb(?:(\d+)|(?=\.s\d))(?:\.s(\d+))?(?![\w.])")
 
 
 def scope_of(eqn: Any) -> Scope | None:
-    """The innermost scope of an equation with a name such as `pw.p0.mb3`, `pw.p0.mb3.s1` or `pw.p0.s1`."""
+    """The innermost scope of an equation with a name such as `pw.p0.mb3`, `pw.p0.mb3.s1` or `pw.p0.mb.s1`."""
     found = _SCOPE.findall(str(eqn.source_info.name_stack))
     if not found:
         return None

@@ -442,6 +442,9 @@ class _Restore(_Job):
                 array.block_until_ready()  # raises the error that it failed with
         except BaseException:
             await self.give_up()
+            for array in arrays:  # the error of one is raised; nobody can read the others (UNREAD-1)
+                if not array.client.closed and array.client.state(array) == "failed":
+                    array._failure()
             raise
         self.end(early=False)
         return arrays

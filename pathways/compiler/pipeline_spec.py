@@ -1,7 +1,7 @@
 """What a program says of its pipelines: the scopes of their microbatches, and what each scope's pipeline is.
 
 A *scope* is a `jax.named_scope` whose name says to which microbatch the calls inside belong: `pw.p0.mb3` is microbatch
-3 of pipeline `p0`, and `pw.p0.mb3.s1` is its stage 1. So is `pw.p0.s1` within a `jax.jit` that is called in
+3 of pipeline `p0`, and `pw.p0.mb3.s1` is its stage 1. So is `pw.p0.mb.s1` within a `jax.jit` that is called in
 `pw.p0.mb3`. JAX keeps the names of scopes through differentiation, batching and `jax.jit`, so a backward step has the
 scope of its forward step. `_jaxlib.scope_of` reads it.
 
@@ -104,10 +104,8 @@ def iteration_name(pipeline: str, rows: Sequence[int]) -> str:
 
 
 def scope_name(pipeline: str, microbatch: int | None, stage: int | None = None) -> str:
-    """The name of a scope, for `jax.named_scope`. None: the microbatch is said around, or there is no one stage."""
-    return f"pw.{pipeline}" + "".join(
-        f".{what}{number}" for what, number in (("mb", microbatch), ("s", stage)) if number is not None
-    )
+    """The name of a scope, for `jax.named_scope`. None: a scope around says the microbatch, or there is no one stage."""
+    return f"pw.{pipeline}.mb{'' if microbatch is None else microbatch}" + ("" if stage is None else f".s{stage}")
 
 
 def is_own(schedule: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pathlib
 import subprocess
 import sys
@@ -297,6 +298,18 @@ def test_what_cannot_be_restored_says_so(add: Any, tmp_path: pathlib.Path) -> No
     (tmp_path / "c" / "manifest.ocdbt").unlink()
     with pytest.raises(Exception, match=r"manifest|NOT_FOUND|not found"):
         restore(tmp_path / "c", state)
+
+
+def test_a_failed_restore_tells_one_error_and_leaves_no_unread_one(cluster: Any, add: Any, tmp_path: Any) -> None:
+    slice_ = add(1)
+    state = {name: pw.device_put(values((300, 1000), "float32", n), slice_) for n, name in enumerate("abc")}
+    save(tmp_path / "c", state)
+    for file in tmp_path.glob("c/*/d/*"):
+        os.truncate(file, 1000)
+    with pytest.raises(pw.errors.CheckpointError, match="reading 'a'"):
+        restore(tmp_path / "c", state)
+    told = [text for text, _ in cluster.native.take_unread(True) if "reading" in text]
+    assert told == []
 
 
 @pytest.mark.parametrize("devices", [1, 2])
