@@ -104,7 +104,7 @@ def iteration_name(pipeline: str, rows: Sequence[int]) -> str:
 
 
 def scope_name(pipeline: str, microbatch: int | None, stage: int | None = None) -> str:
-    """The name of a scope, for `jax.named_scope`. None: a scope around says the microbatch, or there is no one stage."""
+    """The name of a scope, for `jax.named_scope`. None: a scope around says the microbatch; there is no one stage."""
     return f"pw.{pipeline}.mb{'' if microbatch is None else microbatch}" + ("" if stage is None else f".s{stage}")
 
 
