@@ -53,12 +53,9 @@ def register() -> None:
     """Puts the handler in place of orbax's own for `jax.Array`; adapts how orbax reads templates and logs errors."""
     follow_templates(ocp.PyTreeCheckpointHandler)
     logging.getLogger("absl").addFilter(_ToldOnce())
+    ours = (jax.Array, Array)
     type_handler_registry.GLOBAL_TYPE_HANDLER_REGISTRY.add(
-        jax.Array,
-        ArrayHandler(),
-        func=lambda t: issubclass(t, (jax.Array, Array)),
-        override=True,
-        ignore_warnings=True,
+        jax.Array, ArrayHandler(), func=lambda t: issubclass(t, ours), override=True, ignore_warnings=True
     )
 
 
@@ -158,8 +155,7 @@ class _ToldOnce(logging.Filter):
         return True
 
 
-# -------------------------------------------------------------------------------------------------- commands and
-# futures
+# ----------------------------------------------------------------------------------------------- commands, and futures
 
 
 class _Job:
