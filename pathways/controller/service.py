@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -253,15 +252,14 @@ class ControllerService(rpc.ControllerServicer):
         reply = pb.StatsReply(
             topology=dump(topology, pb.Topology),
             address=self._cluster.address,
-            controller_pid=os.getpid(),
-            controller_resident_bytes=resident_bytes(os.getpid()),
             uptime_s=time.monotonic() - self._cluster.started_at,
         )
         drivers: Sequence[str] = ["{}"] * topology.hosts
         if not request.brief:
             reply.clients.extend(self._client_manager.client_stats())
             reply.device_load.extend(self._cluster.resources.device_load())
-            reply.native_json = json.dumps(self._cluster.controller.stats(), default=str)
+            pid, counts = os.getpid(), self._cluster.controller.stats()
+            reply.controller.MergeFrom(pb.ControllerStats(pid=pid, resident_bytes=resident_bytes(pid), **counts))
             if (agents := self._cluster.agents) is not None:
                 reply.port = agents.port
                 reply.machines.extend(agents.stats())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import Message
 
 from pathways import errors
 from pathways.plan.topology import Topology
@@ -128,6 +129,18 @@ def checked_variables(request: pb.VariablesRequest) -> pb.VariablesRequest:
     return pb.VariablesRequest(variables=kept, count=request.count)
 
 
+def plain(value: Any) -> Any:
+    """A message, or the value of a field, as plain data; None stands for what is not given."""
+    if isinstance(value, Message):
+        return {
+            field.name: plain(getattr(value, field.name)) if not field.has_presence or value.HasField(field.name) else None
+            for field in value.DESCRIPTOR.fields
+        }
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
 def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
     """The statistics of a cluster as plain data, with those of host drivers and the native controller merged in."""
     topology = load(reply.topology, Topology)
@@ -135,11 +148,7 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
         "address": reply.address,
         "uptime_s": reply.uptime_s,
         "topology": topology,
-        "controller": {
-            **json.loads(reply.native_json or "{}"),
-            "pid": reply.controller_pid,
-            "resident_bytes": reply.controller_resident_bytes,
-        },
+        "controller": plain(reply.controller),
         "hosts": [
             {
                 **json.loads(host.driver_json or "{}"),
@@ -154,17 +163,13 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
         ],
         "clients": [
             {
-                **{field.name: getattr(client, field.name) for field in pb.ClientStats.DESCRIPTOR.fields},
-                "limits": {field.name: getattr(client.limits, field.name) for field in client.limits.DESCRIPTOR.fields},
-                "variables": [dataclasses.asdict(load(each, Variable)) for each in client.variables.variables],
+                **plain(client),
+                "variables": plain(client.variables.variables),
                 "variable_count": client.variables.count,
             }
             for client in reply.clients
         ],
         "device_load": tuple(int(slices) for slices in reply.device_load),
         "port": reply.port,
-        "machines": [
-            {field.name: getattr(machine, field.name) for field in pb.MachineStats.DESCRIPTOR.fields}
-            for machine in reply.machines
-        ],
+        "machines": plain(reply.machines),
     }

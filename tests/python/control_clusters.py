@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from pathways.cluster.launcher import LocalClusterHandle
+from pathways.cluster.remote import RemoteControl
 from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec
 from pathways.process import run_directory
 from pathways.process.config import ClientSizes
@@ -43,6 +44,14 @@ def segments(pid: int, name: str = "pathways-client") -> int:
         with contextlib.suppress(FileNotFoundError):
             count += name in os.readlink(f"/proc/{pid}/fd/{fd}")
     return count
+
+
+def stats_with_notes(control: RemoteControl) -> dict[str, Any]:
+    """The cluster's statistics, with the notes of the doubles beside them."""
+    stats = control.cluster_stats()
+    for each in (stats["controller"], *stats["hosts"]):
+        each.update(control_doubles.notes_of(each["pid"]))
+    return stats
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:

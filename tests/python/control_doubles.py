@@ -1,13 +1,14 @@
 """Doubles for the native module and the driver: the control plane without JAX and without native code.
 
-`FakeController` and `FakeDriver` write what they are told into the controller's stats or their own, so that a test sees
-it through `cluster_stats()`. Environment variables make a host fail on purpose.
+`Controller` and `FakeDriver` note what they are told whenever they are asked for statistics, and a test reads these
+notes with `control_clusters.stats_with_notes`. Environment variables make a host fail on purpose.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import pathlib
 import sys
@@ -81,6 +82,27 @@ def pulse_of(host_segment: Segment) -> int:
     return 0
 
 
+class Notes:
+    """What a double tells tests: JSON in a memory file of its process, which `notes_of` reads."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("fake-notes")
+
+    def write(self, notes: dict[str, Any]) -> None:
+        os.pwrite(self._fd, json.dumps(notes).encode() + b"\n", 0)
+
+
+def notes_of(pid: int) -> dict[str, Any]:
+    """The notes of a double in another process; none of a process that has ended."""
+    folder = pathlib.Path(f"/proc/{pid}/fd")
+    with contextlib.suppress(OSError):  # the process has ended
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                if "fake-notes" in os.readlink(folder / fd):
+                    return dict(json.loads((folder / fd).read_text().partition("\n")[0] or "{}"))
+    return {}
+
+
 #: What a client writes to the begin of its segment to have made nonsense of it.
 GARBLED = b"garbled"
 
@@ -106,6 +128,7 @@ class Controller:
     def __init__(self, segment: Segment, hosts: list[Segment], **_: Any) -> None:
         self.segment = segment
         self.calls: list[str] = [f"hosts {len(hosts)}"]
+        self._notes = Notes()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
@@ -132,7 +155,8 @@ class Controller:
         return []
 
     def stats(self) -> dict[str, Any]:
-        return {"calls": self.calls}
+        self._notes.write({"calls": self.calls})
+        return {}
 
 
 class FakeDriver:

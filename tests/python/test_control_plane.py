@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program, segments
+from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program, segments, stats_with_notes
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
@@ -86,7 +86,7 @@ def test_only_the_user_can_open_the_sockets(shared: LocalClusterHandle) -> None:
 
 
 def test_every_host_maps_the_client_before_it_may_submit(control: RemoteControl) -> None:
-    stats = control.cluster_stats()
+    stats = stats_with_notes(control)
     assert [host["attached"][str(control.client_id)] for host in stats["hosts"]] == [8192] * 4
     assert f"add_client {control.client_id} False" in stats["controller"]["calls"]  # it is not far
     assert [host["environment"]["JAX_PLATFORMS"] for host in stats["hosts"]] == ["cpu"] * 4
@@ -120,7 +120,7 @@ def test_slices_over_the_wire(control: RemoteControl) -> None:
     binding = control.allocate_slice((2, 2), ("x", "y"), 1)
     assert binding.island == 1 and binding.devices == (4, 5, 6, 7) and binding.hosts == (2, 3)
     assert control.group((3, 2)) == binding.group and control.group((0, 1, 2, 3)) == 0
-    assert f"add_group {binding.group} [2, 3]" in control.cluster_stats()["controller"]["calls"]
+    assert f"add_group {binding.group} [2, 3]" in stats_with_notes(control)["controller"]["calls"]
     control.release_slice(binding.slice_id)
     with pytest.raises(errors.SliceError, match="no slice"):
         control.release_slice(binding.slice_id)
@@ -178,7 +178,7 @@ def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
     assert sum(shared.control.cluster_stats()["device_load"]) == sum(before["device_load"]) + 2
     client.close()
     client.close()
-    after = shared.control.cluster_stats()
+    after = stats_with_notes(shared.control)
     assert after["device_load"] == before["device_load"] and who(after) == who(before)
     assert f"remove_client {client.client_id}" in after["controller"]["calls"]
     eventually(lambda: segments(shared.control.controller_pid) == held, "the controller lets go of its memory")
@@ -328,7 +328,7 @@ def test_whose_a_call_is_says_its_connection(shared: LocalClusterHandle, control
     assert said.pop("a host") == "PERMISSION_DENIED"
     for name, answer in said.items():
         assert answer.startswith("PermissionDeniedError"), (name, answer)
-    stats = control.cluster_stats()
+    stats = stats_with_notes(control)
     assert (control.client_id, 1) in who(stats)
     assert not any(client["suspended"] for client in stats["clients"])
     control.wait_compiled(number)

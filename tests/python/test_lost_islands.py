@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program
+from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program, stats_with_notes
 from control_doubles import GARBLED
 
 from pathways import errors
@@ -58,7 +58,7 @@ def back(control: RemoteControl, restarts: list[int]) -> list[dict[str, Any]]:
 
 
 def calls(control: RemoteControl, *names: str) -> list[str]:
-    return [call for call in control.cluster_stats()["controller"]["calls"] if call.split()[0] in names]
+    return [call for call in stats_with_notes(control)["controller"]["calls"] if call.split()[0] in names]
 
 
 def kill(host: dict[str, Any]) -> int:
