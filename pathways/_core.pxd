@@ -257,13 +257,13 @@ cdef extern from "executor/run_trace.h" namespace "pathways" nogil:
         uint64_t dropped
 
 cdef extern from "executor/device_clock.h" namespace "pathways" nogil:
-    cdef cppclass DeviceUse "pathways::DeviceClock::Use":
+    cdef struct DeviceUse "pathways::DeviceClock::Use":
         uint32_t client
         uint32_t device
         int64_t busy_ns
 
 cdef extern from "executor/executor.h" namespace "pathways" nogil:
-    cdef cppclass ExecutorStats:
+    cdef struct ExecutorStats:
         uint64_t runs
         uint64_t launches
         uint64_t gangs

@@ -348,30 +348,18 @@ cdef class Host:
         return self.core.get().executor().is_idle()
 
     def stats(self):
-        cdef ExecutorStats s = self.core.get().executor().stats()
-        cdef const Ledger* ledger = &self.core.get().executor().ledger()
-        cdef vector[DeviceUse] uses = self.core.get().executor().device_uses()
-        cdef size_t i
-        cdef uint64_t limit
-        devices, accounts = [], []
-        for i in range(ledger.devices().size()):
-            limit = ledger.devices()[i].limit
-            devices.append({"bytes": ledger.devices()[i].bytes, "high_water": ledger.devices()[i].high_water,
-                            "limit": limit if limit != <uint64_t>-1 else None})
-        for i in range(ledger.accounts().size()):
-            if ledger.accounts()[i].is_open or ledger.accounts()[i].bytes != 0:
-                accounts.append({"client": ledger.accounts()[i].client,
-                                 "plan": ledger.accounts()[i].plan if ledger.accounts()[i].plan != PUTS else None,
-                                 "bytes": ledger.accounts()[i].bytes,
-                                 "high_water": ledger.accounts()[i].high_water})
-        return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
-                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
-                "borrowed": _borrowed,
-                "oldest_runs": [each.decode() for each in self.core.get().executor().describe_runs(_OLDEST_RUNS)],
-                "exchange_records": s.exchange_records, "tasks": s.tasks,
-                "memory": {"devices": devices, "accounts": accounts},
-                "busy": [{"client": uses[i].client, "device": uses[i].device, "busy_ns": uses[i].busy_ns}
-                         for i in range(uses.size())],
+        cdef Executor* executor = &self.core.get().executor()
+        cdef vector[LedgerDevice] devices = executor.ledger().devices()
+        cdef vector[LedgerAccount] accounts = executor.ledger().accounts()
+        return {**executor.stats(), "borrowed": _borrowed,
+                "oldest_runs": [each.decode() for each in executor.describe_runs(_OLDEST_RUNS)],
+                "memory": {"devices": [{"bytes": each.bytes, "high_water": each.high_water,
+                                        "limit": each.limit if each.limit != <uint64_t>-1 else None}
+                                       for each in devices],
+                           "accounts": [{"client": each.client, "plan": each.plan if each.plan != PUTS else None,
+                                         "bytes": each.bytes, "high_water": each.high_water}
+                                        for each in accounts if each.is_open or each.bytes != 0]},
+                "busy": executor.device_uses(),
                 "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
                 "bytes_shipped": self.backend.get().bytes_shipped(),
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),

@@ -117,7 +117,7 @@ class Host:
                     case "store_program":
                         answer = self._store_program(request.store_program)
                     case "report_stats":
-                        answer = pb.HostReport(stats=pb.HostStatsReport(driver_json="{}"))
+                        answer = pb.HostReport(stats=pb.HostCounts())
                     case "trace":
                         answer = pb.HostReport(traced=pb.TracePart(host=self.config.host, remark="it is modelled"))
                     case what:

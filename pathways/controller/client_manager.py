@@ -291,9 +291,9 @@ class ClientManager:
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
-    async def host_stats(self) -> Sequence[str]:
-        """The driver statistics of every host as JSON; `{}` for a host that does not answer in time."""
-        return await asyncio.gather(*(self.requests.stats(host) for host in self.cluster.hosts))
+    async def host_counts(self) -> Sequence[pb.HostCounts | None]:
+        """Of every host; None for a host that does not answer in time."""
+        return await asyncio.gather(*(self.requests.counts(host) for host in self.cluster.hosts))
 
     def client_stats(self) -> list[pb.ClientStats]:
         """Every client, with its memory, its limits, and what it does now."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping
 
@@ -188,10 +187,10 @@ class Draining:
     async def _busy(self, hosts: Iterable[int]) -> str:
         """What goes on at hosts, for people; empty: nothing. A host that is not there does nothing."""
         there = [host for number in hosts if (host := self._cluster.hosts[number]).ready.is_set() and not host.is_lost]
-        stats = [json.loads(text) for text in await asyncio.gather(*(self._requests.stats(host) for host in there))]
-        if any(not each and not host.is_lost for each, host in zip(stats, there, strict=True)):
+        counts = await asyncio.gather(*(self._requests.counts(host) for host in there))
+        if any(each is None and not host.is_lost for each, host in zip(counts, there, strict=True)):
             return "it does not answer"
-        sums = {what: sum(each.get(key, 0) for each in stats) for key, what in _WORK.items()}
+        sums = {what: sum(getattr(each, field, 0) for each in counts) for field, what in _WORK.items()}
         return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
 
     # -- leaving -----------------------------------------------------------------------------------------------------

@@ -108,10 +108,10 @@ class HostRequests:
         refused = answer.peers_replaced.refused if answer is not None else ()
         return untaken | {each.number: each.error.message for each in refused}
 
-    async def stats(self, host: HostRecord) -> str:
-        """A host's driver statistics, as JSON; `{}` when it does not answer in time."""
+    async def counts(self, host: HostRecord) -> pb.HostCounts | None:
+        """What a host has done, and does; None when it does not answer in time."""
         answer = await self._ask_soon(host, pb.HostRequest(report_stats=Empty()))
-        return answer.stats.driver_json if answer is not None else "{}"
+        return answer.stats if answer is not None and answer.HasField("stats") else None
 
     async def analysis(self, host: HostRecord, program: int) -> pb.Analysis:
         """A host's analysis of a program; empty when it does not answer in time."""

@@ -254,25 +254,26 @@ class ControllerService(rpc.ControllerServicer):
             address=self._cluster.address,
             uptime_s=time.monotonic() - self._cluster.started_at,
         )
-        drivers: Sequence[str] = ["{}"] * topology.hosts
+        counts: Sequence[pb.HostCounts | None] = [None] * topology.hosts
         if not request.brief:
             reply.clients.extend(self._client_manager.client_stats())
             reply.device_load.extend(self._cluster.resources.device_load())
-            pid, counts = os.getpid(), self._cluster.controller.stats()
-            reply.controller.MergeFrom(pb.ControllerStats(pid=pid, resident_bytes=resident_bytes(pid), **counts))
+            pid, counters = os.getpid(), self._cluster.controller.stats()
+            reply.controller.MergeFrom(pb.ControllerStats(pid=pid, resident_bytes=resident_bytes(pid), **counters))
             if (agents := self._cluster.agents) is not None:
                 reply.port = agents.port
                 reply.machines.extend(agents.stats())
-            drivers = await self._client_manager.host_stats()
+            counts = await self._client_manager.host_counts()
         drained = self._cluster.resources.drained
-        for host, driver in zip(self._cluster.hosts, drivers, strict=True):
+        for host, counted in zip(self._cluster.hosts, counts, strict=True):
             reply.hosts.add(
                 host=host.number,
                 island=topology.island_of(host.number),
                 pid=host.process.pid,
                 resident_bytes=0 if self._cluster.agents is not None else resident_bytes(host.process.pid),
-                devices=pb.DeviceRange(first=host.config.first_device, count=host.config.devices_per_host),
-                driver_json=driver,
+                machine=topology.machine_of(host.number),
+                devices=range(host.config.first_device, host.config.first_device + host.config.devices_per_host),
+                counts=counted,
                 restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart
                 state=host.state,
                 is_drained=host.number in drained,

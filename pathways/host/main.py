@@ -12,7 +12,6 @@ import faulthandler
 import functools
 import importlib
 import importlib.metadata
-import json
 import os
 import queue
 import signal
@@ -82,7 +81,7 @@ class Driver(Protocol):
         """Memory and cost of a compiled program's computations, from XLA; by computation number."""
 
     def stats(self) -> dict[str, Any]:
-        """Statistics, for people to read. Control thread."""
+        """The fields of `HostCounts`, for people to read. Control thread."""
 
 
 def default_device_bytes(device: Any, devices: int) -> int:
@@ -248,7 +247,7 @@ class HostProcess:
             case "store_program":
                 return pb.HostReport(program_stored=self._store_program(request.store_program, driver))
             case "report_stats":
-                return pb.HostReport(stats=_stats(driver))
+                return _stats(driver)
             case "analyze":
                 return pb.HostReport(analysis=_analysis(driver, request.analyze.program_id))
             case "replace_peers":
@@ -343,11 +342,12 @@ class HostProcess:
         self._reports.put(report)
 
 
-def _stats(driver: Driver) -> pb.HostStatsReport:
+def _stats(driver: Driver) -> pb.HostReport:
     try:
-        return pb.HostStatsReport(driver_json=json.dumps(driver.stats(), default=str))
-    except Exception as failure:
-        return pb.HostStatsReport(driver_json=json.dumps({"error": str(failure)}))
+        return pb.HostReport(stats=pb.HostCounts(**driver.stats()))
+    except Exception:
+        traceback.print_exc()
+        return pb.HostReport()
 
 
 def _analysis(driver: Driver, program_id: int) -> pb.Analysis:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -112,7 +111,8 @@ class Variable:
 
 def name_variables(variables: Sequence[Variable], count: int) -> pb.VariablesRequest:
     """A client's list of variables; `count` is the number of all."""
-    return pb.VariablesRequest(variables=[pb.Variable(**dataclasses.asdict(each)) for each in variables], count=count)
+    named = [pb.Variable(**dataclasses.asdict(each)) for each in variables]
+    return pb.VariablesRequest(variables=named, variable_count=count)
 
 
 def checked_variables(request: pb.VariablesRequest) -> pb.VariablesRequest:
@@ -126,7 +126,7 @@ def checked_variables(request: pb.VariablesRequest) -> pb.VariablesRequest:
         )
         for each in request.variables[:MOST_VARIABLES]
     ]
-    return pb.VariablesRequest(variables=kept, count=request.count)
+    return pb.VariablesRequest(variables=kept, variable_count=request.variable_count)
 
 
 def plain(value: Any) -> Any:
@@ -142,34 +142,10 @@ def plain(value: Any) -> Any:
 
 
 def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
-    """The statistics of a cluster as plain data, with those of host drivers and the native controller merged in."""
-    topology = load(reply.topology, Topology)
-    return {
-        "address": reply.address,
-        "uptime_s": reply.uptime_s,
-        "topology": topology,
-        "controller": plain(reply.controller),
-        "hosts": [
-            {
-                **json.loads(host.driver_json or "{}"),
-                **{
-                    name: getattr(host, name)
-                    for name in ("host", "island", "pid", "restarts", "state", "is_drained", "resident_bytes")
-                },
-                "machine": topology.machine_of(host.host),
-                "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
-            }
-            for host in reply.hosts
-        ],
-        "clients": [
-            {
-                **plain(client),
-                "variables": plain(client.variables.variables),
-                "variable_count": client.variables.count,
-            }
-            for client in reply.clients
-        ],
-        "device_load": tuple(int(slices) for slices in reply.device_load),
-        "port": reply.port,
-        "machines": plain(reply.machines),
-    }
+    """The statistics of a cluster as plain data, with the counts of hosts and the lists of variables merged in."""
+    stats = plain(reply)
+    for host in stats["hosts"]:
+        host.update(host.pop("counts") or {})
+    for client in stats["clients"]:
+        client.update(client["variables"])
+    return {**stats, "topology": load(reply.topology, Topology)}

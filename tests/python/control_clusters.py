@@ -47,10 +47,10 @@ def segments(pid: int, name: str = "pathways-client") -> int:
 
 
 def stats_with_notes(control: RemoteControl) -> dict[str, Any]:
-    """The cluster's statistics, with the notes of the doubles beside them."""
+    """The cluster's statistics, with the notes of the doubles beside them, unless a host has not answered."""
     stats = control.cluster_stats()
     for each in (stats["controller"], *stats["hosts"]):
-        each.update(control_doubles.notes_of(each["pid"]))
+        each.update(control_doubles.notes_of(each["pid"]) if "runs" in each else {})
     return stats
 
 

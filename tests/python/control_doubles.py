@@ -168,6 +168,7 @@ class FakeDriver:
         self.clients: dict[int, int] = {}
         self.programs: dict[int, str] = {}
         self.replaced: list[str] = []
+        self.notes = Notes()
         self._stopped = threading.Event()
 
     def attach_client(
@@ -209,11 +210,17 @@ class FakeDriver:
         self._stopped.set()
 
     def stats(self) -> dict[str, Any]:
+        self.notes.write(
+            {
+                "attached": self.clients,
+                "registered": self.programs,
+                "segments": [segment and segment.nbytes for segment in self.segments],
+                "replaced": self.replaced,
+                "predecessor_failure": (self.config.predecessor_failure, self.config.predecessor_client),
+                "environment": {name: os.environ.get(name) for name in ("JAX_PLATFORMS", "XLA_FLAGS")},
+            }
+        )
         return {
-            "attached": self.clients,
-            "registered": self.programs,
-            "segments": [segment and segment.nbytes for segment in self.segments],
-            "replaced": self.replaced,
             "memory": {
                 "devices": [
                     {"bytes": 1 << 20, "high_water": 3 << 20, "limit": 1 << 30}
@@ -230,8 +237,6 @@ class FakeDriver:
                     )
                 ],
             },
-            "predecessor_failure": (self.config.predecessor_failure, self.config.predecessor_client),
-            "environment": {name: os.environ.get(name) for name in ("JAX_PLATFORMS", "XLA_FLAGS")},
         }
 
 
@@ -261,14 +266,17 @@ def start_driver_on_jax(
         def stats(self) -> dict[str, Any]:
             import jax
 
-            return {
-                "sum": self.sum,
-                "local": [device.id for device in self.devices],
-                "all": [device.id for device in self.all_devices],
-                "process": jax.process_index(),
-                "x64": jax.config.jax_enable_x64,
-                "connections": tcp_listeners(),
-            }
+            self.notes.write(
+                {
+                    "sum": self.sum,
+                    "local": [device.id for device in self.devices],
+                    "all": [device.id for device in self.all_devices],
+                    "process": jax.process_index(),
+                    "x64": jax.config.jax_enable_x64,
+                    "connections": tcp_listeners(),
+                }
+            )
+            return {}
 
     module = types.ModuleType("pathways.host.jax_backend")
     module.JaxBackend = LookingDriver  # type: ignore[attr-defined]

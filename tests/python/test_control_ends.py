@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program
+from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program, stats_with_notes
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
@@ -147,7 +147,7 @@ def test_real_hosts_form_their_islands() -> None:
     wanted = {**SMALL, "driver": "control_doubles:start_driver_on_jax", "platform": "cpu"}
     handle = start_local_cluster(2, 2, 2, **wanted)
     try:
-        stats = handle.control.cluster_stats()
+        stats = stats_with_notes(handle.control)
         classes = [scheduling_classes(pid) for pid in handle.control.host_pids]
     finally:
         handle.close()

@@ -260,12 +260,12 @@ def test_work_that_was_submitted_before_comes_to_its_end(cluster: pw.Cluster) ->
 def test_a_host_that_still_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without slices, but with runs or tasks of before: with doubles, because moves come behind most of that work."""
     monkeypatch.setattr(draining, "IDLE_S", 0.3)
-    answers: list[str] = []
+    answers: list[pb.HostCounts | None] = []
     ready = asyncio.Event()
     ready.set()
 
     class Requests:
-        async def stats(self, host: Any) -> str:
+        async def counts(self, host: Any) -> pb.HostCounts | None:
             return answers.pop(0) if len(answers) > 1 else answers[0]
 
     topology = Topology.grid(1, 1, 1)
@@ -277,22 +277,22 @@ def test_a_host_that_still_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     moves: Any = None
     drainer = draining.Draining(double, {}, requests, moves)
 
-    def drain(*said: str, force: bool = False) -> int:
+    def drain(*said: pb.HostCounts | None, force: bool = False) -> int:
         answers[:] = said
         return asyncio.run(drainer.drain(pb.DrainRequest(host=0, force=force)))
 
-    idle = '{"live_runs": 0, "objects": 0}'
-    assert drain('{"live_runs": 1}', '{"tasks": 2}', '{"objects": 3}', "{}", idle) == 0
+    idle = pb.HostCounts()
+    assert drain(*(pb.HostCounts(**{what: 1}) for what in ("live_runs", "tasks", "objects")), None, idle) == 0
     assert answers == [idle], "it has looked until nothing was left"
     assert resources.drained == {0}
     resources.set_drained([0], False)
-    for busy, words in (('{"live_runs": 2, "tasks": 1}', "2 runs, 1 tasks"), ("{}", "does not answer")):
+    for busy, words in ((pb.HostCounts(live_runs=2, tasks=1), "2 runs, 1 tasks"), (None, "does not answer")):
         with pytest.raises(pw.errors.SliceError, match=f"host 0 still works .*{words}"):
             drain(busy)
         assert resources.drained == set()
-    assert drain("{}", force=True) == 0
+    assert drain(None, force=True) == 0
     host.is_lost = True
-    assert drain("{}") == 0, "a lost host does nothing"
+    assert drain(None) == 0, "a lost host does nothing"
 
 
 def test_what_makes_no_sense(cluster: pw.Cluster) -> None:

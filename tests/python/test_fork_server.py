@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from control_clusters import SMALL, assert_gone, eventually, is_running
+from control_clusters import SMALL, assert_gone, eventually, is_running, stats_with_notes
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
@@ -31,7 +31,7 @@ def fork_server(controller: int) -> psutil.Process:
 
 
 def hosts(handle: LocalClusterHandle) -> list[dict[str, Any]]:
-    return list(handle.control.cluster_stats()["hosts"])
+    return list(stats_with_notes(handle.control)["hosts"])
 
 
 def kill_host(handle: LocalClusterHandle, number: int) -> None:

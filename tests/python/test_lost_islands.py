@@ -42,7 +42,7 @@ def start() -> Iterator[Callable[..., LocalClusterHandle]]:
 
 
 def hosts(control: RemoteControl) -> list[dict[str, Any]]:
-    return list(control.cluster_stats()["hosts"])
+    return list(stats_with_notes(control)["hosts"])
 
 
 def back(control: RemoteControl, restarts: list[int]) -> list[dict[str, Any]]:
