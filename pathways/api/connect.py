@@ -26,6 +26,7 @@ from pathways.api.ray_target import RayCluster
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
 from pathways.process.client_terms import ClientTerms
+from pathways.protocol import wire
 
 _live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
 _terms_of: weakref.WeakKeyDictionary[Cluster, ClientTerms] = weakref.WeakKeyDictionary()
@@ -224,18 +225,18 @@ class Cluster(HostsInUse):
         variables = self.variables.now()
         if variables:
             self.variables.tell()
-        stats = dict(self._control.cluster_stats())
-        hosts = [host.get("driver", host) if isinstance(host, dict) else {} for host in stats.get("hosts", ())]
+        stats = self._control.cluster_stats()
+        hosts = stats["hosts"]
         return {
             "dispatches": self.native.dispatches,
             "in_flight": self.native.in_flight,
             "futures": self.native.futures_in_use,
-            "launches": sum(int(host.get("launches", 0)) for host in hosts),
-            "gangs": [int(host.get("gangs", 0)) for host in hosts],
-            "bytes_moved": sum(int(host.get("bytes_moved", 0)) for host in hosts),
-            "compiles": [int(host.get("compiles", 0)) for host in hosts],
+            "launches": sum(host.get("launches", 0) for host in hosts),
+            "gangs": [host.get("gangs", 0) for host in hosts],
+            "bytes_moved": sum(host.get("bytes_moved", 0) for host in hosts),
+            "compiles": [host.get("compiles", 0) for host in hosts],
             "first_calls": self.first_calls.now(),
-            "variables": [dataclasses.asdict(each) for each in variables],
+            "variables": wire.plain(variables),
             **stats,
         }
 

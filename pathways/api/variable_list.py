@@ -7,10 +7,11 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pathways import errors
+from pathways.protocol import control_pb2 as pb
 from pathways.protocol import wire
 
 #: Changes are collected for so long, and told together.
@@ -24,8 +25,8 @@ class VariableList:
     waits for nothing, and a finalizer only leaves a note.
     """
 
-    def __init__(self, send: Callable[[Sequence[wire.Variable], int], None]) -> None:
-        """`send(variables, count)` tells the biggest variables, and how many there are in all."""
+    def __init__(self, send: Callable[[pb.VariablesRequest], None]) -> None:
+        """`send` tells the controller."""
         self._send = send
         self._living: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()  # of additions to `_living`, and of `_has_thread`
@@ -55,9 +56,9 @@ class VariableList:
     def tell(self) -> None:
         """Sends the list."""
         found = self.now()
-        self._send(found[: wire.MOST_VARIABLES], len(found))
+        self._send(pb.VariablesRequest(variables=found[: wire.MOST_VARIABLES], variable_count=len(found)))
 
-    def now(self) -> list[wire.Variable]:
+    def now(self) -> list[pb.Variable]:
         """The living variables, the biggest first."""
         return sorted(map(_described, self.living()), key=lambda each: (-each.device_bytes, each.name))
 
@@ -83,8 +84,11 @@ class VariableList:
             goes_on = goes_on and self._notes.get()
 
 
-def _described(variable: Any) -> wire.Variable:
+def _described(variable: Any) -> pb.Variable:
     dims = ",".join(map(str, variable.shape))
-    return wire.Variable(
-        variable.name, f"{variable.dtype}[{dims}]", variable.slice.mesh_spec.name, variable.device_bytes
+    return pb.Variable(
+        name=variable.name,
+        type=f"{variable.dtype}[{dims}]",
+        slice=variable.slice.mesh_spec.name,
+        device_bytes=variable.device_bytes,
     )

@@ -16,8 +16,7 @@ from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.composite import Composite
 from pathways.plan.topology import SliceBinding, Topology
-from pathways.protocol.control_pb2 import ComputationAnalysis
-from pathways.protocol.wire import Variable
+from pathways.protocol.control_pb2 import ComputationAnalysis, VariablesRequest
 
 #: Takes the number of a program that was registered when nobody waited for that any more.
 Late = Callable[[int], object]
@@ -81,7 +80,7 @@ class ControlPlane(Protocol):
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """Removes programs from the controller's records. The hosts get a command that names them, in the order."""
 
-    def name_variables(self, variables: Sequence[Variable], count: int) -> None:
+    def name_variables(self, variables: VariablesRequest) -> None:
         """Says which variables this client has, to those who look at the cluster: the biggest, and how many in all."""
 
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:

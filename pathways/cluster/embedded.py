@@ -213,7 +213,7 @@ class EmbeddedControl:
             self._errors.pop(number, None)
         self.controller.take_forgotten()  # no host has a successor here
 
-    def name_variables(self, variables: Sequence[wire.Variable], count: int) -> None:
+    def name_variables(self, variables: pb.VariablesRequest) -> None:
         """See `ControlPlane`. Nobody else looks at this cluster."""
 
     def serve_callbacks(self, callbacks: Mapping[int, _jaxlib.Callback]) -> None:

@@ -56,7 +56,7 @@ def resume(address: str, client: int) -> int:
 
 def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Changes what a client may have, for a process that is no client; see `ControlPlane.limit`."""
-    return limits_of(_operate(address, "Limit", limit_request(client, changes)))
+    return dict(wire.plain(_operate(address, "Limit", limit_request(client, changes))))
 
 
 def drain(address: str, target: DrainTarget, timeout_s: float, force: bool) -> int:
@@ -108,11 +108,6 @@ def limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
     for what in changes:
         setattr(request, what, getattr(terms, what))
     return request
-
-
-def limits_of(reply: pb.ClientLimits) -> dict[str, Any]:
-    """What a client may have, by name."""
-    return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}
 
 
 @contextlib.contextmanager

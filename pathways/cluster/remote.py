@@ -33,7 +33,7 @@ from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.callbacks import Answers
 from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
-from pathways.cluster.operator import client_request, limit_request, limits_of
+from pathways.cluster.operator import client_request, limit_request
 from pathways.cluster.slice_moves import Move, SliceMover
 from pathways.cluster.tracing import RemoteRecording
 from pathways.compiler.ir import LogicalProgram
@@ -261,9 +261,9 @@ class RemoteControl:
         """See `ControlPlane`."""
         self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(program_ids=numbers))
 
-    def name_variables(self, variables: Sequence[wire.Variable], count: int) -> None:
+    def name_variables(self, variables: pb.VariablesRequest) -> None:
         """See `ControlPlane`."""
-        self._call(self._stub.NameVariables, wire.name_variables(variables, count))
+        self._call(self._stub.NameVariables, variables)
 
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
         """See `ControlPlane`."""
@@ -291,7 +291,7 @@ class RemoteControl:
 
     def limit(self, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
         """See `ControlPlane`."""
-        return limits_of(self._call(self._stub.Limit, limit_request(client, changes)))
+        return dict(wire.plain(self._call(self._stub.Limit, limit_request(client, changes))))
 
     def drain(self, target: DrainTarget, timeout_s: float, force: bool) -> int:
         """See `ControlPlane`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -97,22 +96,6 @@ def make_error(kind: str, message: str) -> errors.PathwaysError:
     if isinstance(found, type) and issubclass(found, errors.PathwaysError):
         return found(message)
     return errors.PathwaysError(f"{kind}: {message}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Variable:
-    """A `pw.Variable` as others see it. `device_bytes`: on each device of its slice."""
-
-    name: str
-    type: str
-    slice: str
-    device_bytes: int
-
-
-def name_variables(variables: Sequence[Variable], count: int) -> pb.VariablesRequest:
-    """A client's list of variables; `count` is the number of all."""
-    named = [pb.Variable(**dataclasses.asdict(each)) for each in variables]
-    return pb.VariablesRequest(variables=named, variable_count=count)
 
 
 def checked_variables(request: pb.VariablesRequest) -> pb.VariablesRequest:

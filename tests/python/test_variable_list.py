@@ -56,7 +56,7 @@ def test_status_lists_those_of_all_clients(local_cluster: Any) -> None:
 
 
 def test_a_list_is_cut_to_what_the_controller_keeps() -> None:
-    many = [wire.Variable("n" * 1000, "t" * 1000, "s" * 1000, 1)] * 1000
-    kept = wire.checked_variables(wire.name_variables(many, 1000))
+    many = [pb.Variable(name="n" * 1000, type="t" * 1000, slice="s" * 1000, device_bytes=1)] * 1000
+    kept = wire.checked_variables(pb.VariablesRequest(variables=many, variable_count=1000))
     assert len(kept.variables) == wire.MOST_VARIABLES and kept.variable_count == 1000
     assert kept.variables[0] == pb.Variable(name="n" * 200, type="t" * 200, slice="s" * 200, device_bytes=1)
