@@ -28,9 +28,10 @@ import grpc.aio
 
 from benchmarks.scale.nonblocking import Stream, Tunnels, dial, pump
 from pathways import _native, errors
+from pathways.agent.island import config_of
 from pathways.plan.binding import BoundProgram, HostPlan, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
-from pathways.process.config import ClusterOptions, HostConfig, load_host
+from pathways.process.config import ClusterOptions, HostConfig
 from pathways.protocol import agent_pb2 as pb_agent
 from pathways.protocol import agent_pb2_grpc as rpc_agent
 from pathways.protocol import control_pb2 as pb
@@ -61,7 +62,7 @@ class Programs:
         if request.program_id != self._number:  # all hosts ask for it before the next one
             bindings = tuple(tuple(binding.devices) for binding in request.bindings)
             program = load_program(request.program)
-            self._bound = BoundProgram(program, bindings, config.devices_per_host, config.islands)
+            self._bound = BoundProgram(program, bindings, len(config.devices), config.options.island_of_hosts)
             self._number, self._memory = request.program_id, {}
         return self._bound
 
@@ -72,8 +73,8 @@ class Programs:
         """
         key = config.rank, config.host == self._bound.hosts()[0]
         if key not in self._memory:
-            self._memory[key] = _moved(profile.memory(plan, [0] * len(plan.launches)), -config.first_device)
-        return _moved(self._memory[key], config.first_device)
+            self._memory[key] = _moved(profile.memory(plan, [0] * len(plan.launches)), -config.devices[0])
+        return _moved(self._memory[key], config.devices[0])
 
 
 def _moved(memory: ProgramMemory, by: int) -> ProgramMemory:
@@ -177,7 +178,8 @@ class Island:
 
     def start(self, request: pb_agent.StartHost) -> None:
         """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
-        config, options = load_host(request.config_json), self._options
+        options = self._options
+        config = config_of(request, options, "cpu")
         if config.incarnation != self._incarnation:
             self.end()
             self._incarnation = config.incarnation
@@ -189,12 +191,12 @@ class Island:
                     options.host_arena_bytes,
                     far_ring_bytes=_FAR_RING_BYTES,
                 )
-                for host in config.island_hosts
+                for host in options.island_hosts(config.host)
             }
         self._link.add_host(config.host, config.incarnation, self._segments[config.host], self._controller)
         far = [_NEAR if incarnation is None else incarnation for incarnation in config.far]
         native = _native.ModelledHost(
-            config.host, config.devices_per_host, _DEVICE_BYTES, self._segments, self._controller, far
+            config.host, len(config.devices), _DEVICE_BYTES, self._segments, self._controller, far
         )
         host = Host(config, native, self._programs)
         task = asyncio.get_running_loop().create_task(self._run(host, request.token))

@@ -17,7 +17,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.process import environment, log_files
-from pathways.process.config import ClusterOptions, HostConfig, load_host
+from pathways.process.config import ClusterOptions, HostConfig
 from pathways.process.fd_passing import Closed
 from pathways.process.host_processes import HostProcess, HostProcesses
 from pathways.process.pulses import Pulses
@@ -35,6 +35,43 @@ class _Host:
     segment: Any
     process: HostProcess
     silence: str = ""  # why it was killed: see pulses.py
+
+
+def start_of(config: HostConfig, token: str) -> pb.StartHost:
+    """What the controller says of a host to the agent that starts it; `config_of` reads it."""
+    peers = [
+        pb.StartHost.Peer(host=peer, incarnation=incarnation, stream=stream)
+        for peer, (stream, incarnation) in enumerate(zip(config.streams, config.far, strict=False))
+        if incarnation is not None and incarnation >= 0
+    ]
+    return pb.StartHost(
+        host=config.host,
+        token=token,
+        incarnation=config.incarnation,
+        predecessor_failure=config.predecessor_failure,
+        predecessor_client=config.predecessor_client,
+        machine=config.machine,
+        peers=peers,
+    )
+
+
+def config_of(request: pb.StartHost, options: ClusterOptions, platform: str) -> HostConfig:
+    """The configuration of a host, as far as its controller says it."""
+    peers: dict[int, tuple[str | None, int | None]]
+    peers = {peer.host: (peer.stream, peer.incarnation) for peer in request.peers}
+    peers |= dict.fromkeys(options.island_hosts(request.host), (None, None))  # those are on this machine
+    streams, far = zip(*(peers.get(host, ("", -1)) for host in range(options.hosts)), strict=True)
+    return HostConfig(
+        host=request.host,
+        options=options,
+        platform=platform,
+        incarnation=request.incarnation,
+        predecessor_failure=request.predecessor_failure,
+        predecessor_client=request.predecessor_client,
+        machine=request.machine,
+        streams=streams,
+        far=far if options.islands > 1 else (),
+    )
 
 
 class IslandHosts:
@@ -84,7 +121,7 @@ class IslandHosts:
 
     async def start(self, request: pb.StartHost) -> None:
         """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
-        config = load_host(request.config_json)
+        config = config_of(request, self._options, self._platform)
         try:
             await self._processes.ready(START_TIMEOUT_S)
             if config.incarnation != self._incarnation:
@@ -102,12 +139,12 @@ class IslandHosts:
             host: self._native.host_segment(
                 host, options.hosts, options.host_ring_bytes, options.host_arena_bytes, far_ring_bytes=FAR_RING_BYTES
             )
-            for host in config.island_hosts
+            for host in options.island_hosts(config.host)
         }
-        if len(config.island_hosts) > 1:
+        if options.hosts_per_island > 1:
             from pathways._jaxlib.coordination import start_service
 
-            self._coordinator = start_service(self._coordinator_address, len(config.island_hosts))
+            self._coordinator = start_service(self._coordinator_address, options.hosts_per_island)
 
     @property
     def _coordinator_address(self) -> str:

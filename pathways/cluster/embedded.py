@@ -34,7 +34,7 @@ from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
 from pathways.process.client_terms import ClientTerms
 from pathways.protocol import control_pb2 as pb
-from pathways.protocol import payloads, wire
+from pathways.protocol import payloads
 from pathways.quirks import quirks_of
 
 _has_warned = False

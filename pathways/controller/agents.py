@@ -26,13 +26,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pathways import errors
+from pathways.agent.island import start_of
 from pathways.agent.tunnel import Splicer
 from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.controller.link_pool import LinkPool
 from pathways.controller.log_sources import LogsThere
 from pathways.plan.topology import Topology
 from pathways.process import fd_passing
-from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig, dump
+from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
 from pathways.process.run_directory import authority_folder
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import control_pb2 as pb_control
@@ -134,8 +135,7 @@ class Agent:
         """Starts a host; `segment` is its twin here."""
         host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation)
         self.link.native.add_host(config.host, config.incarnation, segment, self._controller_segment)
-        request = pb.StartHost(config_json=dump(config), token=token)
-        self.requests.put_nowait(pb.AgentRequest(start_host=request))
+        self.requests.put_nowait(pb.AgentRequest(start_host=start_of(config, token)))
         return host
 
     def forget(self, number: int, host: FarHost) -> None:

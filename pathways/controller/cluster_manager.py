@@ -191,8 +191,7 @@ class ClusterManager:
     def _open_places(self) -> None:
         """Makes the cluster ready without a host: agents bring them. Until then each host counts as lost."""
         for number, segment in enumerate(self._segments):
-            members = self.topology.islands[self.topology.island_of(number)]
-            config = HostConfig.of_missing(number, members, self.topology.devices_per_host)
+            config = HostConfig(number, self.config.options, incarnation=-1)
             host = HostRecord(config, segment, NoProcess(), "")
             host.is_lost = True
             self.hosts.append(host)
@@ -275,7 +274,6 @@ class ClusterManager:
             predecessor_client: see `HostConfig`.
         """
         island = self.topology.island_of(number)
-        members = self.topology.islands[island]
         options = self.config.options
         machine = self.topology.machine_of(number)
         is_elsewhere = [there != machine for there in self.topology.machines]
@@ -287,27 +285,19 @@ class ClusterManager:
             far = [peers.incarnations[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]
         config = HostConfig(
             host=number,
-            rank=members.index(number),
-            island_hosts=members,
-            devices_per_host=self.topology.devices_per_host,
+            options=options,
             platform=self.config.platform,
             address=self.far_address if machine else self.address,
-            coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
+            coordinator=self._coordinator(island, incarnation) if options.hosts_per_island > 1 else "",
             parent=os.getpid(),
             controller_fd=self.segment.fd,
             segment_fds=tuple(segment_fds),
-            start_timeout_s=options.start_timeout_s,
-            native=options.native,
-            driver=options.driver,
-            device_memory=options.device_memory,
-            transfer_bytes=options.transfer_bytes,
             incarnation=incarnation,
             predecessor_failure=predecessor_failure,
             predecessor_client=predecessor_client,
             machine=machine,
             stream=peers.streams[number],
             streams=tuple(streams),
-            islands=self.topology.island_of_hosts,
             far=tuple(far),
         )
         token = secrets.token_hex(16)
@@ -365,9 +355,7 @@ class ClusterManager:
     def host_stage(self, host: HostRecord, report: pb.HostStage) -> None:
         """A host reports a stage of its start. The cluster is ready when all hosts are."""
         if report.stage == Stage.HOST_READY and report.device_bytes:
-            first = host.config.first_device
-            devices = list(range(first, first + host.config.devices_per_host))
-            self.controller.set_budget(devices, report.device_bytes)
+            self.controller.set_budget(list(host.config.devices), report.device_bytes)
             known = self.topology.device_bytes
             if not known or report.device_bytes < known:
                 self.topology = dataclasses.replace(self.topology, device_bytes=report.device_bytes)

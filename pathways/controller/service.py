@@ -272,7 +272,7 @@ class ControllerService(rpc.ControllerServicer):
                 pid=host.process.pid,
                 resident_bytes=0 if self._cluster.agents is not None else resident_bytes(host.process.pid),
                 machine=topology.machine_of(host.number),
-                devices=range(host.config.first_device, host.config.first_device + host.config.devices_per_host),
+                devices=host.config.devices,
                 counts=counted,
                 restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart
                 state=host.state,

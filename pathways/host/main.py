@@ -104,28 +104,30 @@ def start_jax_driver(
     """
     from pathways import _jaxlib
 
+    options = config.options
+    island = options.island_hosts(config.host)
     if config.coordinator:
-        _jaxlib.join_island(config.coordinator, len(config.island_hosts), config.rank, int(config.start_timeout_s))
+        _jaxlib.join_island(config.coordinator, len(island), config.rank, int(options.start_timeout_s))
     joined()
     import jax
 
     local = sorted(jax.local_devices(), key=lambda device: device.id)
     _jaxlib.drop_tracebacks()
-    everything = config.devices_per_host * len(config.segment_fds)
-    limit = config.device_memory or default_device_bytes(local[0], everything)
+    everything = options.devices_per_host * len(config.segment_fds)
+    limit = options.device_memory or default_device_bytes(local[0], everything)
     platform = jax.default_backend()
-    if len(local) != config.devices_per_host:
+    if len(local) != options.devices_per_host:
         raise RuntimeError(
-            f"host {config.host} should have {config.devices_per_host} {config.platform} devices, but JAX shows "
+            f"host {config.host} should have {options.devices_per_host} {config.platform} devices, but JAX shows "
             f"{len(local)}: {local}"
         )
     if quirks_of(platform).is_host_memory != quirks_of(config.platform).is_host_memory:
         raise RuntimeError(f"host {config.host} should have {config.platform} devices, but JAX shows {local}")
     everyone = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    if len(everyone) != config.devices_per_host * len(config.island_hosts):
+    if len(everyone) != options.devices_per_host * len(island):
         raise RuntimeError(
-            f"the island of host {config.host} should have {len(config.island_hosts)} hosts of "
-            f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
+            f"the island of host {config.host} should have {len(island)} hosts of "
+            f"{options.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
     from pathways.host import kept_executables
     from pathways.host.jax_backend import JaxBackend
@@ -138,14 +140,14 @@ def start_jax_driver(
         host=config.host,
         devices=local,
         all_devices=everyone,
-        first_device=config.island_hosts[0] * config.devices_per_host,
+        first_device=island[0] * options.devices_per_host,
         segments=list(segments),
         controller=controller,
         device_bytes=limit,
-        transfer_bytes=config.transfer_bytes,
+        transfer_bytes=options.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
         swap_every_for_testing=faults.swap_every(config.host),
-        islands=config.islands,
+        islands=options.island_of_hosts,
         far=config.far,
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
@@ -204,11 +206,11 @@ class HostProcess:
         return wire.LINKED_OPTIONS if self._config.is_linked else wire.FAR_OPTIONS
 
     def _start(self) -> Driver:
-        self._native = importlib.import_module(self._config.native)
+        self._native = importlib.import_module(self._config.options.native)
         segments = [self._native.Segment.attach(fd) if fd >= 0 else None for fd in self._config.segment_fds]
         controller = self._native.Segment.attach(self._config.controller_fd)
         self._pulse = self._native.Pulse(segments[self._config.host])
-        module, _, name = self._config.driver.partition(":")
+        module, _, name = self._config.options.driver.partition(":")
         start = getattr(importlib.import_module(module), name)
         driver: Driver = start(self._config, segments, controller, lambda: self._stage(Stage.HOST_JOINED))
         return driver

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -101,6 +100,16 @@ class ClusterOptions:
         return self.islands * self.hosts_per_island
 
     @property
+    def island_of_hosts(self) -> tuple[int, ...]:
+        """The island of each host."""
+        return tuple(host // self.hosts_per_island for host in range(self.hosts))
+
+    def island_hosts(self, host: int) -> tuple[int, ...]:
+        """The hosts of a host's island."""
+        first = host - host % self.hosts_per_island
+        return tuple(range(first, first + self.hosts_per_island))
+
+    @property
     def machine_of_hosts(self) -> tuple[int, ...]:
         """The machine of each host.
 
@@ -144,28 +153,21 @@ class ControllerConfig:
 class HostConfig:
     """The configuration of a host process, which gets the descriptors under other numbers: see `with_fds`.
 
-    `coordinator` is empty on an island of one host.
+    `options` are those of the cluster. `coordinator` is empty on an island of one host.
     `segment_fds` has -1 for a host that is lost now; an agent that starts the host sets them. For the successor of a
     lost host, `predecessor_failure` is the failure reason of the loss, and `predecessor_client` is the number of the
     youngest client at the loss.
     """
 
     host: int
-    rank: int
-    island_hosts: tuple[int, ...]
-    devices_per_host: int
-    platform: str
-    address: str
-    coordinator: str
-    parent: int
-    controller_fd: int
-    segment_fds: tuple[int, ...]
-    start_timeout_s: float
-    native: str
-    driver: str
+    options: ClusterOptions
+    platform: str = ""
+    address: str = ""
+    coordinator: str = ""
+    parent: int = 0
+    controller_fd: int = -1
+    segment_fds: tuple[int, ...] = ()
     socket_fd: int = -1
-    device_memory: int | None = None
-    transfer_bytes: int = 0
     incarnation: int = 0
     predecessor_failure: str = ""
     predecessor_client: int = 0
@@ -173,24 +175,22 @@ class HostConfig:
     stream: str = ""  # address where it receives network transfers; empty: there is only one machine
     #: That address of each host, behind `MACHINE@` if machines are real; None: on this machine; empty: lost now.
     streams: tuple[str | None, ...] = ()
-    islands: tuple[int, ...] = ()  # the island of each host; empty: all are in one
     #: The incarnation of each host on another machine, whose records come over the link: -1: it is not there now; None:
     #: it is on this machine. Empty: all are on this machine.
     far: tuple[int | None, ...] = ()
     is_linked: bool = False  # its machine has an agent, and a link to the controller's
     credentials: str = ""  # the folder of the credentials for network transfers; empty: they are not encrypted
 
-    @classmethod
-    def of_missing(cls, host: int, island_hosts: tuple[int, ...], devices_per_host: int) -> HostConfig:
-        """The configuration of a host that nobody has started yet."""
-        rank = island_hosts.index(host)
-        nothing: tuple[int, ...] = ()
-        return cls(host, rank, island_hosts, devices_per_host, "", "", "", 0, -1, nothing, 0.0, "", "", incarnation=-1)
+    @property
+    def rank(self) -> int:
+        """The host's place in its island."""
+        return self.host % self.options.hosts_per_island
 
     @property
-    def first_device(self) -> int:
-        """Global number of this host's first device."""
-        return self.host * self.devices_per_host
+    def devices(self) -> range:
+        """Global numbers of this host's devices."""
+        each = self.options.devices_per_host
+        return range(self.host * each, (self.host + 1) * each)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -208,16 +208,9 @@ class HostConfig:
         )
 
 
-#: Fields of `HostConfig` that say the same of many hosts, one after the other. They are written as runs of equal items.
-_RUNS = ("streams", "far")
-
-
 def dump(config: ControllerConfig | HostConfig) -> str:
     """The configuration as one line of JSON."""
-    if isinstance(config, ControllerConfig):
-        return json.dumps(dataclasses.asdict(config))
-    runs = {name: [(each, len(list(run))) for each, run in itertools.groupby(getattr(config, name))] for name in _RUNS}
-    return json.dumps({**vars(config), **runs})
+    return json.dumps(dataclasses.asdict(config))
 
 
 def load_controller(text: str) -> ControllerConfig:
@@ -229,6 +222,5 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "islands")}
-    lists |= {name: tuple(each for each, count in fields[name] for _ in range(count)) for name in _RUNS}
-    return HostConfig(**{**fields, **lists})
+    lists = {name: tuple(fields[name]) for name in ("segment_fds", "streams", "far")}
+    return HostConfig(**{**fields, **lists, "options": ClusterOptions(**fields["options"])})

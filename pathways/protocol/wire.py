@@ -116,7 +116,9 @@ def plain(value: Any) -> Any:
     """A message, or the value of a field, as plain data; None stands for what is not given."""
     if isinstance(value, Message):
         return {
-            field.name: plain(getattr(value, field.name)) if not field.has_presence or value.HasField(field.name) else None
+            field.name: plain(getattr(value, field.name))
+            if not field.has_presence or value.HasField(field.name)
+            else None
             for field in value.DESCRIPTOR.fields
         }
     if isinstance(value, Mapping):

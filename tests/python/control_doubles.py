@@ -222,10 +222,7 @@ class FakeDriver:
         )
         return {
             "memory": {
-                "devices": [
-                    {"bytes": 1 << 20, "high_water": 3 << 20, "limit": 1 << 30}
-                    for _ in range(self.config.devices_per_host)
-                ],
+                "devices": [{"bytes": 1 << 20, "high_water": 3 << 20, "limit": 1 << 30} for _ in self.config.devices],
                 "accounts": [
                     {"client": client, "plan": plan, "program": name, "bytes": count, "high_water": most}
                     for client in self.clients
@@ -250,7 +247,7 @@ def start_driver_on_jax(
         def __init__(self, **arguments: Any) -> None:
             super().__init__(config, arguments["segments"])
             self.devices, self.all_devices = arguments["devices"], arguments["all_devices"]
-            assert arguments["first_device"] == config.island_hosts[0] * config.devices_per_host
+            assert arguments["first_device"] == config.devices[0] - config.rank * len(config.devices)
             self.sum = self._sum_over_the_island()
 
         def _sum_over_the_island(self) -> float:
@@ -259,7 +256,7 @@ def start_driver_on_jax(
 
             mesh = jax.sharding.Mesh(np.array(self.all_devices), ("x",))
             cut, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("x",), ()))
-            mine = np.arange(config.first_device, config.first_device + len(self.devices), dtype=np.float32)
+            mine = np.array(config.devices, np.float32)
             x = jax.make_array_from_process_local_data(cut, mine)
             return float(jax.jit(lambda x: x.sum(), out_shardings=whole)(x).addressable_data(0))
 

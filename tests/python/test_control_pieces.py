@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from pathways import errors
 from pathways._native import StepKind
+from pathways.agent import island
 from pathways.cluster.address import Address
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 from pathways.plan.composite import Composite, Step
@@ -161,6 +163,7 @@ def test_generated_messages_match_the_protos() -> None:
         proto = generate.FOLDER / name
         for generated in generate.FOLDER.glob(f"{proto.stem}_pb2*.py*"):
             assert generated.read_text().startswith(generate.header(proto)), f"run generate.py: {generated.name} is old"
+        assert not re.findall(r"\w+_json\b.*", proto.read_text()), "a message, not JSON inside of one"
 
 
 def test_topology_and_bindings_cross_the_wire() -> None:
@@ -191,20 +194,22 @@ def test_errors_keep_their_class_across_the_wire() -> None:
 def test_configurations_survive_the_command_line() -> None:
     cluster = ControllerConfig(ClusterOptions(2, 2, 2, "cpu"), "cpu", "/d", 1, 2, 3)
     assert config.load_controller(config.dump(cluster)) == cluster
-    host = HostConfig(1, 1, (0, 1), 2, "cpu", "unix:/a", "unix:/c", 1, 4, (5, 6), 1.5, "n", "d", 3)
+    host = HostConfig(3, cluster.options, "cpu", "unix:/a", "unix:/c", 1, 4, (5, 6), 7)
     assert config.load_host(config.dump(host)) == host
-    assert host.first_device == 2
-    far = dataclasses.replace(
-        host,
-        segment_fds=(),
-        streams=("a@h:1", None, "", "", "b@h:2"),
-        islands=(0, 1, 2, 3, 4),
-        far=(3, None, -1, -1, 0),
-    )
+    assert host.rank == 1 and host.options.island_hosts(3) == (2, 3) and host.devices == range(6, 8)
+    far = dataclasses.replace(host, segment_fds=(), streams=("a@h:1", None, ""), far=(3, None, -1))
     assert config.load_host(config.dump(far)) == far
-    empty = dataclasses.replace(far, streams=("",) * 1000, far=(-1,) * 1000)
-    assert config.load_host(config.dump(empty)) == empty
-    assert len(config.dump(empty)) < len(config.dump(far)) + 100, "what is the same for many hosts is written once"
+
+
+def test_an_agent_gets_the_configuration_of_its_host() -> None:
+    options = ClusterOptions(3, 2, 1, "cpu")
+    host = HostConfig(3, options, "cpu", incarnation=2, predecessor_failure="lost", predecessor_client=5, machine=2)
+    host = dataclasses.replace(host, streams=("a@h:1", "", None, None, "", "b@h:2"), far=(3, -1, None, None, -1, 0))
+    request = island.start_of(host, "secret")
+    assert request.token == "secret" and island.config_of(request, options, "cpu") == host
+    assert [peer.host for peer in request.peers] == [0, 5], "hosts that are not there take no bytes"
+    alone = HostConfig(0, ClusterOptions(1, 1, 1, "cpu"), "cpu", machine=1, streams=(None,))
+    assert island.config_of(island.start_of(alone, ""), alone.options, "cpu") == alone
 
 
 # -- descriptors ---------------------------------------------------------------------------------------------------
