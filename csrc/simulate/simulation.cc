@@ -25,8 +25,10 @@ Simulation::Simulation(const SimulationOptions& options) : options_(options), cl
   }
   Controller::Options controller{.window = options.window, .budgets = options.budgets, .grace = options.grace};
   controller.policy = options.policy;
+  controller.clock = options.time;
   controller_ = std::make_unique<Controller>(std::move(controller), controller_block_, blocks);
-  Host::Options host_options{.devices = options.devices, .quirks = {.max_in_flight = options.max_in_flight}};
+  Host::Options host_options{
+      .devices = options.devices, .quirks = {.max_in_flight = options.max_in_flight}, .clock = options.time};
   // In virtual time a host's step does all the work there is, however slow the machine is.
   if (options.clock == ModelClock::Kind::kVirtual) host_options.longest_step = std::chrono::hours(1);
   for (uint32_t h = 0; h < options.hosts; ++h) {
@@ -59,7 +61,9 @@ Client& Simulation::add_client() {
   const auto id = static_cast<uint32_t>(clients_.size());
   for (auto& host : hosts_) host->attach_client(id, slot.block, ClientView(slot.block).futures().capacity());
   controller_->add_client(id, slot.block);
-  slot.client = std::make_unique<Client>(Client::Options{id, options_.client_window}, slot.block, controller_block_);
+  slot.client =
+      std::make_unique<Client>(Client::Options{.id = id, .window = options_.client_window, .clock = options_.time},
+                               slot.block, controller_block_);
   clients_.push_back(std::move(slot));
   return *clients_.back().client;
 }

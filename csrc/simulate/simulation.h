@@ -30,8 +30,9 @@ struct SimulationOptions {
   uint32_t max_in_flight = 0;  ///< most launches under way per device; 0: no limit
   int64_t step_ns = 0;
   int64_t transfer_ns = 0;
-  ModelClock::Kind clock = ModelClock::Kind::kVirtual;
-  bool pair_gangs = true;  ///< a Fabric checks the gangs
+  ModelClock::Kind clock = ModelClock::Kind::kVirtual;  ///< of the devices
+  Clock time = monotonic_ns;                            ///< of the controller, the hosts and the clients
+  bool pair_gangs = true;                               ///< a Fabric checks the gangs
   PolicyKind policy = PolicyKind::kFifo;
   std::vector<uint64_t> budgets = {};  ///< bytes per memory space of the controller's ledger
   std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< ControllerOptions::grace

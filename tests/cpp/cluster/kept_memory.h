@@ -145,6 +145,7 @@ struct KeptMemory : ::testing::Test {
     options.knows_plans = true;
     options.policy = PolicyKind::kFifo;
     options.grace = std::chrono::milliseconds(1);
+    options.clock = test_clock;
     controller = std::make_unique<Controller>(std::move(options), block, views);
     controller->add_group(kFirst, {0});
     controller->add_group(kSecond, {1});

@@ -143,7 +143,7 @@ TEST(Threads, ManyWaiters) {
       }
     });
   }
-  for (uint32_t i = 0; i < kRuns; ++i) {
+  for (uint32_t i = 0; i < kRuns || waited.load() == 0; ++i) {
     uint64_t result = 0;
     while (client.submit(one.ref, {}, &result) != Status::kOk) {
       client.flush();

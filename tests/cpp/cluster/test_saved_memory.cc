@@ -4,8 +4,6 @@
 //   MEM-7   SavedMemory.*: on each device, the hosts keep at most the bytes that the ledger books
 //   MEM-3   SavedMemory.ARun*, SavedMemory.ASaveWhoseStepsWaitBehindARestore: what waits for a save ends
 //   FLOW-1  SavedMemory.SavesWithoutEnd
-#include <thread>
-
 #include "cluster/kept_memory.h"
 
 namespace pathways::test::test_saved_memory {
@@ -127,8 +125,10 @@ TEST_F(SavedMemory, ARunWaitsForASave) {  // and the save goes on
   command(CommandKind::kTask, kFirst, {}, Handle::make(31, 1), {});  // "write"
   command(CommandKind::kBackend, kFirst, {}, {}, {});                // "the save is over"
   settle_but_saves();
-  std::this_thread::sleep_for(20ms);  // many graces
-  settle_but_saves();
+  for (int i = 0; i < 20; ++i) {  // many graces
+    let_pass(1ms);
+    settle_but_saves();
+  }
   EXPECT_EQ(controller->client_uses().back().held, 1u);
   EXPECT_EQ(hosts[0]->backend.commands, 1u);
   expect_counted();
@@ -147,7 +147,7 @@ TEST_F(SavedMemory, ARunThatASaveDoesNotMakeRoomFor) {  // it is refused when th
   EXPECT_EQ(controller->client_uses().back().held, 1u);
   settle();
   for (int i = 0; i < 1000 && controller->client_uses().back().held != 0; ++i) {
-    std::this_thread::sleep_for(1ms);
+    let_pass(1ms);
     settle();
   }
   EXPECT_EQ(controller->client_uses().back().held, 0u);
@@ -165,7 +165,7 @@ TEST_F(SavedMemory, ASaveWhoseStepsWaitBehindARestore) {  // the restore is refu
   settle_but_saves();
   EXPECT_EQ(controller->client_uses().back().held, 2u);
   for (int i = 0; i < 1000 && controller->client_uses().back().held != 0; ++i) {
-    std::this_thread::sleep_for(1ms);
+    let_pass(1ms);
     settle_but_saves();
   }
   EXPECT_EQ(controller->client_uses().back().held, 0u);

@@ -1,4 +1,4 @@
-// A controller between a client and hosts that the test plays itself, record by record.
+// A controller between a client and hosts that the test plays itself, record by record, in a time of the test's own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 
 #include "client/client.h"
 #include "controller/controller.h"
+#include "support.h"
 
 namespace pathways::test {
 
@@ -72,7 +73,8 @@ struct RawClient {
 struct Cluster : ::testing::Test {
   explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {},
                    PolicyKind policy = PolicyKind::kFifo, bool asks_for_room = false,
-                   std::chrono::nanoseconds grace = std::chrono::milliseconds(250), bool knows_plans = false)
+                   std::chrono::nanoseconds grace = std::chrono::milliseconds(250), bool knows_plans = false,
+                   Clock clock = test_clock)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
@@ -84,10 +86,11 @@ struct Cluster : ::testing::Test {
     options.asks_for_room = asks_for_room;
     options.grace = grace;
     options.knows_plans = knows_plans;
+    options.clock = clock;
     controller = std::make_unique<Controller>(std::move(options), block, blocks);
     controller->add_group(1, {0});
     controller->add_group(2, {0, 1});
-    good = std::make_unique<Client>(Client::Options{0, 8}, good_memory.block, block);
+    good = std::make_unique<Client>(Client::Options{.id = 0, .window = 8, .clock = clock}, good_memory.block, block);
     controller->add_client(0, good_memory.block);
   }
   void pass() {

@@ -3,12 +3,11 @@
 //   DEAD-1  Deadlines.*: in time, too late to start with, dropped while it waits, failed after it was granted
 //   GANG-1  Deadlines.AGrantedRunGoesOn, Deadlines.AWaitingRunKeepsItsPlace
 //   MEM-2   HeldDeadlines.*: also one that waits for memory
-//   (life)  Deadlines.TheLoopWakesByItself, Deadlines.MemoryFollowsWhatIsUnderWay
+//   (life)  RealDeadlines.TheLoopWakesByItself, Deadlines.MemoryFollowsWhatIsUnderWay
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "client/client.h"
 #include "controller/controller.h"
@@ -20,9 +19,10 @@ namespace {
 constexpr int64_t kSoon = 20'000'000, kFar = 60'000'000'000;
 
 struct Deadlines : ::testing::Test {
-  explicit Deadlines(Controller::Options options = {2, {}}) {
+  explicit Deadlines(Controller::Options options = {2, {}}, Clock clock = test_clock) {
+    options.clock = clock;
     controller = std::make_unique<Controller>(options, block, std::vector<HostView>{host});
-    client = std::make_unique<Client>(Client::Options{0, 1 << 12}, client_block, block);
+    client = std::make_unique<Client>(Client::Options{.id = 0, .window = 1 << 12, .clock = clock}, client_block, block);
     controller->add_client(0, client_block);
   }
   void pass() {
@@ -31,7 +31,7 @@ struct Deadlines : ::testing::Test {
     client->poll_inbox();
   }
   void pass_until(int64_t moment) {
-    while (monotonic_ns() <= moment) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    let_pass(std::chrono::nanoseconds(moment - test_clock()));
     pass();
   }
   Handle submit(int64_t at_ns) {
@@ -71,18 +71,18 @@ struct Deadlines : ::testing::Test {
 };
 
 TEST_F(Deadlines, InTimeIsLikeAnyOther) {
-  const Handle result = submit(monotonic_ns() + kSoon);
+  const Handle result = submit(test_clock() + kSoon);
   pass();
   done(next_run());
   (void)client->futures().complete(result);
-  pass_until(monotonic_ns() + kSoon);
+  pass_until(test_clock() + kSoon);
   EXPECT_EQ(client->poll(result), FutureState::kReady);
   EXPECT_EQ(controller->stats().late, 0u);
   EXPECT_EQ(controller->next_deadline_ns(), INT64_MAX);
 }
 
 TEST_F(Deadlines, AGrantedRunGoesOn) {
-  const int64_t at = monotonic_ns() + kSoon;
+  const int64_t at = test_clock() + kSoon;
   const Handle late = submit(at), other = submit(0);
   pass();
   EXPECT_EQ(controller->next_deadline_ns(), at);
@@ -104,12 +104,12 @@ TEST_F(Deadlines, AGrantedRunGoesOn) {
 }
 
 TEST_F(Deadlines, WhatWasLateIsNotInTimeForAClientThatDidNotLook) {
-  const int64_t at = monotonic_ns() + kSoon;
+  const int64_t at = test_clock() + kSoon;
   const Handle late = submit(at);
   while (controller->step() != 0) {
   }
   const RunRecord run = next_run();
-  while (monotonic_ns() <= at) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  let_pass(std::chrono::nanoseconds(kSoon));
   while (controller->step() != 0) {
   }
   EXPECT_EQ(client->futures().complete(late), Completion::kStale);
@@ -122,7 +122,7 @@ TEST_F(Deadlines, WhatWasLateIsNotInTimeForAClientThatDidNotLook) {
 
 TEST_F(Deadlines, AWaitingRunKeepsItsPlace) {
   submit(0), submit(0);  // the window's two
-  const int64_t at = monotonic_ns() + kSoon;
+  const int64_t at = test_clock() + kSoon;
   const Handle late = submit(at), after = submit(0);
   pass();
   pass_until(at);
@@ -138,7 +138,12 @@ TEST_F(Deadlines, AWaitingRunKeepsItsPlace) {
   EXPECT_EQ(client->in_flight(), 2u);
 }
 
-TEST_F(Deadlines, AtTheClientThoughTheControllerHasNotReadIt) {
+/// What sleeps until a deadline does so by the machine's clock.
+struct RealDeadlines : Deadlines {
+  RealDeadlines() : Deadlines({2, {}}, monotonic_ns) {}
+};
+
+TEST_F(RealDeadlines, AtTheClientThoughTheControllerHasNotReadIt) {
   const int64_t at = monotonic_ns() + kSoon;
   const Handle late = submit(at), other = submit(0), far = submit(at + kFar);
   while (client->poll(late) == FutureState::kPending) {  // nobody steps, and nobody rings
@@ -155,7 +160,7 @@ TEST_F(Deadlines, AtTheClientThoughTheControllerHasNotReadIt) {
 }
 
 TEST_F(Deadlines, TooLateToStartWith) {
-  const Handle late = submit(monotonic_ns() - 1);
+  const Handle late = submit(test_clock() - 1);
   pass();
   EXPECT_EQ(client->poll(late), FutureState::kFailed);
   EXPECT_EQ(client->error_of(late), *words);
@@ -164,7 +169,7 @@ TEST_F(Deadlines, TooLateToStartWith) {
 }
 
 TEST_F(Deadlines, TheEarliestComesFirst) {
-  const int64_t now = monotonic_ns();
+  const int64_t now = test_clock();
   const Handle far = submit(now + kFar), soon = submit(now + kSoon), sooner = submit(now + kSoon / 2);
   pass();
   EXPECT_EQ(controller->next_deadline_ns(), now + kSoon / 2);
@@ -175,7 +180,7 @@ TEST_F(Deadlines, TheEarliestComesFirst) {
   EXPECT_EQ(controller->next_deadline_ns(), now + kFar);
 }
 
-TEST_F(Deadlines, TheLoopWakesByItself) {
+TEST_F(RealDeadlines, TheLoopWakesByItself) {
   controller->start();
   const int64_t began = monotonic_ns();
   const Handle late = submit(began + kSoon);
@@ -199,9 +204,9 @@ TEST_F(HeldDeadlines, ARunThatWaitsForMemoryIsDropped) {
   memory.needs = {{0, 0, 100}};  // taken at any time: two never go together
   memory.results = {PlanMemory::Result{}};
   controller->set_plan_memory(5, memory);
-  const int64_t at = monotonic_ns() + kSoon;
+  const int64_t at = test_clock() + kSoon;
   submit(0);
-  const Handle held = submit(at), after = submit(monotonic_ns() + kFar);
+  const Handle held = submit(at), after = submit(test_clock() + kFar);
   pass();
   const RunRecord first = next_run();
   EXPECT_EQ(next_run().tag, 0u);

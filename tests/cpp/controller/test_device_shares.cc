@@ -12,7 +12,6 @@
 #include <chrono>
 #include <deque>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "controller/played.h"
@@ -293,7 +292,7 @@ TEST_F(Shares, ARunIsNotHeldBackForEver) {
   submit(kFirstHost);
   pass();
   ASSERT_EQ(granted().size(), 1u);
-  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  let_pass(30ms);
   pass();
   EXPECT_EQ(granted().size(), 1u);
 }

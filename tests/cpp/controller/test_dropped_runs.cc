@@ -6,8 +6,6 @@
 //           releases it a second time
 //   DEAD-1  Dropped.*, by a deadline and by a cancel
 //   MEM-2   HeldDropped.*: also of runs that wait for memory, and of what waits behind them
-#include <thread>
-
 #include "controller/played.h"
 #include "simulate/simulation.h"
 #include "support.h"
@@ -24,6 +22,7 @@ struct Dropped : ::testing::Test {
   static SimulationOptions options() {
     SimulationOptions options;
     options.window = 1;
+    options.time = test_clock;
     return options;
   }
   Dropped() : sim(options()), client(sim.add_client()) {
@@ -44,7 +43,7 @@ struct Dropped : ::testing::Test {
     std::array<uint64_t, 2> first{}, second{}, results{};
     EXPECT_EQ(client.submit(program->ref, {}, first.data()), Status::kOk);
     EXPECT_EQ(client.submit(program->ref, {}, second.data()), Status::kOk);
-    at_ns = monotonic_ns() + kSoon;
+    at_ns = test_clock() + kSoon;
     EXPECT_EQ(client.submit(program->ref, {}, results.data(), {}, by == By::kDeadline ? at_ns : 0, &words),
               Status::kOk);
     tag = client.last_tag();
@@ -55,7 +54,7 @@ struct Dropped : ::testing::Test {
     if (by == By::kCancel) {
       ASSERT_EQ(client.cancel(tag, {&still_named, 1}, "cancelled"), Status::kOk);
     } else {
-      while (monotonic_ns() <= at_ns) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      let_pass(std::chrono::nanoseconds(kSoon));
     }
     sim.controller().step();
   }
@@ -261,9 +260,9 @@ TEST_F(HeldDropped, ADonatedIndexIsUsedAgainAtOnce) {
 TEST_F(HeldDropped, ADeadlineOfOneBehindAnother) {
   const uint64_t first = put(100);
   EXPECT_EQ(next(), said("put", first));
-  const int64_t at_ns = monotonic_ns() + kSoon;
+  const int64_t at_ns = test_clock() + kSoon;
   const uint64_t second = put(50), late = run({}, at_ns), after = run();
-  while (monotonic_ns() <= at_ns) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  let_pass(std::chrono::nanoseconds(kSoon));
   pass();
   good->poll_inbox();
   EXPECT_EQ(good->poll(Handle{late}), FutureState::kFailed);

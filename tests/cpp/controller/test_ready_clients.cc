@@ -31,7 +31,7 @@ struct Guest {
 };
 
 struct Ready : Cluster {
-  Ready() : Cluster(64, 2) {}
+  Ready() : Cluster(64, 2, {}, PolicyKind::kFifo, false, std::chrono::hours(1), false, monotonic_ns) {}
   ~Ready() override { controller.reset(); }  // before the clients' memory
 
   void invite(uint32_t count) {

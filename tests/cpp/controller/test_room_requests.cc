@@ -1,6 +1,5 @@
 // SUSP-2: work that only live buffers keep out asks for room, until somebody leaves for it or nobody can.
 #include <array>
-#include <thread>
 
 #include "controller/played.h"
 #include "support.h"
@@ -30,7 +29,7 @@ struct RoomRequests : Cluster {
       pass();
       std::vector<RoomRequest> found = controller->room_requests({});
       if (!found.empty()) return found;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      let_pass(5ms);
     }
   }
   uint64_t held() const { return controller->stats().held; }
@@ -50,8 +49,10 @@ TEST_F(RoomRequests, NameWhoHoldsTheMemoryAndEndWhenThereIsRoom) {
   EXPECT_EQ(found[0].client, 1u);
   EXPECT_FALSE(found[0].has_room);
   EXPECT_EQ(found[0].holders, (std::vector<uint32_t>{0}));
-  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // more than two graces: it is not refused meanwhile
-  pass();
+  for (int i = 0; i < 120; ++i) {  // more than two graces: it is not refused meanwhile
+    let_pass(5ms);
+    pass();
+  }
   EXPECT_EQ(controller->stats().refused, 0u);
 
   controller->suspend(0);
@@ -71,7 +72,7 @@ TEST_F(RoomRequests, AreRefusedWhenNobodyCanLeave) {
   const Watchdog watchdog("a refusal");
   while (controller->stats().refused == 0) {
     pass();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    let_pass(5ms);
   }
   other->poll_inbox();
   EXPECT_NE(other->error_of(Handle{second}).find("60 bytes are held there by live arrays"), std::string::npos);

@@ -10,7 +10,6 @@
 //   OWN-1  Puts.AreNotMadeForAClientThatIsGone
 //   Gate.RunsSayWhatTheyWaitFor: the words for people who ask.
 #include <chrono>
-#include <thread>
 
 #include "executor/bench_host.h"
 
@@ -25,7 +24,9 @@ struct Gate : ::testing::Test {
   ModelledBackend backend{{0, 2, 100, 0}, clock, nullptr};
   RecordingLink link;
   Executor executor{
-      {.host = 0, .devices = 2, .device_bytes = kBudget, .longest_put_wait = kLongestPutWait}, backend, link};
+      {.host = 0, .devices = 2, .device_bytes = kBudget, .clock = test_clock, .longest_put_wait = kLongestPutWait},
+      backend,
+      link};
 
   Gate() { executor.add_client(0); }
 
@@ -378,7 +379,10 @@ TEST_F(Puts, DoNotWaitForEver) {
   put(B, 1, 50);
   poll();
   EXPECT_EQ(device(0).bytes, 60u);
-  std::this_thread::sleep_for(kLongestPutWait);
+  let_pass(kLongestPutWait - 1ns);
+  poll();
+  EXPECT_EQ(device(0).bytes, 60u);
+  let_pass(1ns);
   poll();
   EXPECT_EQ(device(0).bytes, 110u);
   EXPECT_EQ(executor.stats().overfull, 1u);

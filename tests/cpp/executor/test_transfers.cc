@@ -299,15 +299,12 @@ TEST_F(Pair, AnyOrderOfDelivery) {
   }
 }
 
-int64_t now_ns = 1;
-int64_t virtual_ns() { return now_ns; }
-
 /// A device that computes within the launch. Only a slow launch takes time.
 struct InlineDevice : StubBackend {
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
     for (Value& output : outputs) output = &value;
     events += "launch ";
-    if (is_slow) now_ns += 1'000'000;
+    if (is_slow) let_pass(1ms);
     return Status::kOk;
   }
   void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t,
@@ -334,7 +331,7 @@ std::string events_of(uint32_t devices, bool gangs_block, bool is_slow = false) 
   backend.is_slow = is_slow;
   RecordingLink link;
   link.on_leave = [&backend] { backend.events += "publish "; };
-  Executor executor({.devices = devices, .quirks = {0, gangs_block, gangs_block}, .clock = virtual_ns}, backend, link);
+  Executor executor({.devices = devices, .quirks = {0, gangs_block, gangs_block}, .clock = test_clock}, backend, link);
   executor.add_client(0);
   executor.add_plan(
       0,
