@@ -12,6 +12,7 @@
 #include <chrono>
 
 #include "executor/bench_host.h"
+#include "support.h"
 
 namespace pathways::test::test_memory {
 namespace {
