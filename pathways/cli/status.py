@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pathways import errors
 from pathways.cli.clients import named_clusters
 from pathways.cli.text import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from pathways.protocol.control_pb2 import ClientStats, HostStats, StatsReply
 
 _HOLDERS_SHOWN = 20  # the biggest of the clients' programs
 
@@ -24,137 +28,131 @@ def status(address: str | None, as_json: bool) -> None:
     ADDRESS is what `pathways up` printed. When it is not given, that in PATHWAYS_ADDRESS; else this user's cluster on
     this machine; if there are several, a list of them.
     """
-    from pathways.cluster.operator import inspect
+    from pathways.cluster.operator import look
+    from pathways.protocol.wire import load_stats
 
     addresses = [address] if address is not None else named_clusters()
     if as_json:
-        found = [inspect(each) for each in addresses]
-        click.echo(json.dumps({"clusters": [_as_data(stats) for stats in found]}, indent=1))
+        found = [look(each) for each in addresses]
+        click.echo(json.dumps({"clusters": list(map(load_stats, found))}, indent=1, default=dataclasses.asdict))
     elif not addresses:
         raise click.ClickException("no cluster of yours runs on this machine; `pathways up` starts one")
     elif len(addresses) == 1:
-        _show(inspect(addresses[0]))
+        _show(look(addresses[0]))
     else:
         _list(addresses)
-
-
-def _as_data(stats: dict[str, Any]) -> dict[str, Any]:
-    """A cluster's numbers as JSON has them."""
-    return {**stats, "topology": dataclasses.asdict(stats["topology"])}
 
 
 def _list(addresses: list[str]) -> None:
     """Several clusters, one line each, the newest first."""
     from rich.table import Table
 
-    from pathways.cluster.operator import inspect
+    from pathways.cluster.operator import describe, look
     from pathways.process.console import standard_output
 
     table = Table("address", "cluster", "up", "clients", box=None)
     table.columns[0].overflow = "fold"  # an address that is cut cannot be used
     for address in addresses:
         try:
-            stats = inspect(address)
+            stats = look(address)
         except errors.ConnectError:
             table.add_row(address, "does not answer", "", "")
             continue
-        up, clients = duration_text(stats["uptime_s"]), str(len(stats["clients"]))
-        table.add_row(address, stats["topology"].describe(), up, clients)
+        table.add_row(address, describe(stats), duration_text(stats.uptime_s), str(len(stats.clients)))
     console = standard_output()
     console.print(table)
     console.print("`pathways status ADDRESS` shows one of them", markup=False, highlight=False)
 
 
-def _show(stats: dict[str, Any]) -> None:
+def _show(stats: StatsReply) -> None:
     from rich.table import Table
 
+    from pathways.cluster.operator import describe
     from pathways.process.console import standard_output
 
     console = standard_output()
-    topology, controller = stats["topology"], stats["controller"]
-    console.print(f"[bold]{topology.describe()}[/bold]  jax {topology.jax_version}, jaxlib {topology.jaxlib_version}")
-    console.print(stats["address"], soft_wrap=True, highlight=False)
+    topology, controller = stats.topology, stats.controller
+    console.print(f"[bold]{describe(stats)}[/bold]  jax {topology.jax_version}, jaxlib {topology.jaxlib_version}")
+    console.print(stats.address, soft_wrap=True, highlight=False)
     console.print(
-        f"up {duration_text(stats['uptime_s'])}, controller pid {controller['pid']}, "
-        f"{bytes_text(controller['resident_bytes'])} resident"
+        f"up {duration_text(stats.uptime_s)}, controller pid {controller.pid}, "
+        f"{bytes_text(controller.resident_bytes)} resident"
     )
     columns = ("pid", "devices", "slices on each", "resident", "shared buffers", "restarts")
     several = max(topology.machines, default=0) > 0
     hosts = Table(*(["machine"] if several else []), "island", "host", *columns, box=None)
-    for host in stats["hosts"]:
-        devices, load = host["devices"], stats["device_load"]
+    for host in stats.hosts:
+        devices, load = host.devices, stats.device_load
         span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
         hosts.add_row(
-            *([str(host["machine"])] if several else []),
-            str(host["island"]),
-            str(host["host"]),
-            str(host["pid"]),
+            *([str(host.machine)] if several else []),
+            str(host.island),
+            str(host.host),
+            str(host.pid),
             span,
             " ".join(str(load[device]) for device in devices),
-            bytes_text(host["resident_bytes"]),
-            bytes_text(host.get("arena_bytes", 0)),
-            f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}"
-            f"{', drained' if host['is_drained'] else ''}",
+            bytes_text(host.resident_bytes),
+            bytes_text(host.counts.arena_bytes),
+            f"{host.restarts}{'' if host.state == 'up' else ', ' + host.state}{', drained' if host.is_drained else ''}",
         )
     console.print(hosts)
     _show_machines(console, stats)
-    _show_devices(console, stats["hosts"])
-    if not stats["clients"]:
+    _show_devices(console, stats.hosts)
+    if not stats.clients:
         console.print("no clients")
         return
     clients = Table("client", "pid", "slices", "programs", "resident", "", box=None)
-    for client in stats["clients"]:
+    for client in stats.clients:
         clients.add_row(
-            str(client["client"]),
-            str(client["pid"]),
-            str(client["slices"]),
-            str(client["programs"]),
-            bytes_text(client["resident_bytes"]),
+            str(client.client),
+            str(client.pid),
+            str(client.slices),
+            str(client.programs),
+            bytes_text(client.resident_bytes),
             ", ".join(_what_is_special(client)),
         )
     console.print(clients)
-    _show_holders(console, stats["hosts"])
-    _show_variables(console, stats["clients"])
+    _show_holders(console, stats.hosts)
+    _show_variables(console, stats.clients)
 
 
-def _show_machines(console: Any, stats: dict[str, Any]) -> None:
+def _show_machines(console: Any, stats: StatsReply) -> None:
     from rich.table import Table
 
-    if not stats.get("port"):
+    if not stats.port:
         return
-    console.print(f"machines join at {stats['port']}", highlight=False)
-    if not stats["machines"]:
+    console.print(f"machines join at {stats.port}", highlight=False)
+    if not stats.machines:
         return
     table = Table("machine", "island", "address", "link", "sent", "received", "round trip", "for", box=None)
-    for machine in stats["machines"]:
-        trip = machine["round_trip_ns"]
+    for machine in stats.machines:
         table.add_row(
-            machine["name"],
-            str(machine["island"]),
-            machine["address"],
-            "TLS 1.3" if machine["is_encrypted"] else "[bold red]not encrypted[/]",
-            bytes_text(machine["bytes_out"]),
-            bytes_text(machine["bytes_in"]),
-            f"{trip / 1e3:.0f} us" if trip else "-",
-            duration_text(machine["connected_s"]),
+            machine.name,
+            str(machine.island),
+            machine.address,
+            "TLS 1.3" if machine.is_encrypted else "[bold red]not encrypted[/]",
+            bytes_text(machine.bytes_out),
+            bytes_text(machine.bytes_in),
+            f"{machine.round_trip_ns / 1e3:.0f} us" if machine.round_trip_ns else "-",
+            duration_text(machine.connected_s),
         )
     console.print(table)
 
 
-def _what_is_special(client: dict[str, Any]) -> list[str]:
+def _what_is_special(client: ClientStats) -> list[str]:
     import rich.markup
 
     words = {
-        rich.markup.escape(repr(client["name"])): client["name"],
-        f"weight {client['weight']:g}": client["weight"] != 1,
-        f"priority {client['priority']}": client["priority"],
-        "started the cluster": client["owner"],
-        "suspended": client["suspended"],
+        rich.markup.escape(repr(client.name)): client.name,
+        f"weight {client.weight:g}": client.weight != 1,
+        f"priority {client.priority}": client.priority,
+        "started the cluster": client.owner,
+        "suspended": client.suspended,
     }
     return [word for word, holds in words.items() if holds]
 
 
-def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
+def _show_devices(console: Any, hosts: Sequence[HostStats]) -> None:
     """MEM-1: the memory in use on each device. A host that is lost, or has not answered, has no numbers."""
     from rich.table import Table
 
@@ -162,26 +160,25 @@ def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
     for title in ("in use", "high water", "budget"):
         table.add_column(title, justify="right")
     for host in hosts:
-        known = host.get("memory", {}).get("devices", [])
-        for number, device in zip(host["devices"], known, strict=False):
-            budget = "none" if device["limit"] is None else bytes_text(device["limit"])
-            in_use, high_water = bytes_text(device["bytes"]), bytes_text(device["high_water"])
-            table.add_row(str(number), str(host["host"]), in_use, high_water, budget)
+        for number, device in zip(host.devices, host.counts.memory.devices, strict=False):
+            budget = bytes_text(device.limit) if device.HasField("limit") else "none"
+            in_use, high_water = bytes_text(device.bytes), bytes_text(device.high_water)
+            table.add_row(str(number), str(host.host), in_use, high_water, budget)
     if table.row_count:
         console.print(table)
 
 
-def _show_holders(console: Any, hosts: list[dict[str, Any]]) -> None:
+def _show_holders(console: Any, hosts: Sequence[HostStats]) -> None:
     """The holders of device memory, the biggest first: by client and program, over all hosts."""
     from rich.table import Table
 
     held: dict[tuple[int, str], list[int]] = {}
     for host in hosts:
-        for account in host.get("memory", {}).get("accounts", []):
-            what = "put there" if account["plan"] is None else account["program"] or "a program that is gone"
-            sums = held.setdefault((account["client"], what), [0, 0])
-            sums[0] += account["bytes"]
-            sums[1] += account["high_water"]
+        for account in host.counts.memory.accounts:
+            what = account.program or "a program that is gone" if account.HasField("plan") else "put there"
+            sums = held.setdefault((account.client, what), [0, 0])
+            sums[0] += account.bytes
+            sums[1] += account.high_water
     rows = sorted(held.items(), key=lambda row: (-row[1][0], -row[1][1], row[0]))
     rows = [row for row in rows if row[1][1]]
     if not rows:
@@ -198,21 +195,21 @@ def _show_holders(console: Any, hosts: list[dict[str, Any]]) -> None:
         )
 
 
-def _show_variables(console: Any, clients: list[dict[str, Any]]) -> None:
+def _show_variables(console: Any, clients: Sequence[ClientStats]) -> None:
     """The clients' variables, the biggest first."""
     from rich.markup import escape
     from rich.table import Table
 
-    known = [(each, client["client"]) for client in clients for each in client["variables"]]
-    known.sort(key=lambda row: (-row[0]["device_bytes"], row[1]))
+    known = [(each, client.client) for client in clients for each in client.variables.variables]
+    known.sort(key=lambda row: (-row[0].device_bytes, row[1]))
     if not known:
         return
     table = Table("client", "variable", "type", "slice", box=None)
     table.add_column("on each device", justify="right")
     for variable, client in known[:_HOLDERS_SHOWN]:
-        texts = (variable["name"], variable["type"], variable["slice"])
-        table.add_row(str(client), *map(escape, texts), bytes_text(variable["device_bytes"]))
+        texts = (variable.name, variable.type, variable.slice)
+        table.add_row(str(client), *map(escape, texts), bytes_text(variable.device_bytes))
     console.print(table)
-    more = sum(client["variable_count"] for client in clients) - min(len(known), _HOLDERS_SHOWN)
+    more = sum(client.variables.variable_count for client in clients) - min(len(known), _HOLDERS_SHOWN)
     if more > 0:
         console.print(f"and {more} more variables")

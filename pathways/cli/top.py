@@ -7,11 +7,14 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pathways.cli.text import Seconds, bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from pathways.protocol.control_pb2 import StatsReply
 
 _BAR = 24  # characters that mean all of a device's time
 
@@ -34,20 +37,20 @@ def top(address: str, interval: float, once: bool) -> None:
     """
     from rich.live import Live
 
-    from pathways.cluster.operator import inspect
+    from pathways.cluster.operator import look
     from pathways.process.console import standard_output
 
     console = standard_output()
-    before, since = inspect(address), time.monotonic()
+    before, since = look(address), time.monotonic()
     if once or not console.is_terminal:
         time.sleep(interval)
-        console.print(_look(before, inspect(address), time.monotonic() - since))
+        console.print(_look(before, look(address), time.monotonic() - since))
         return
     with contextlib.suppress(KeyboardInterrupt), _keys() as pressed, Live(console=console, screen=True) as live:
         while True:
             if "q" in pressed(interval):
                 return
-            after, now = inspect(address), time.monotonic()
+            after, now = look(address), time.monotonic()
             live.update(_look(before, after, now - since), refresh=True)
             before, since = after, now
 
@@ -83,44 +86,45 @@ def _keys() -> Iterator[Any]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, old)
 
 
-def _look(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Any:
+def _look(before: StatsReply, after: StatsReply, seconds: float) -> Any:
     """What is shown: the cluster `after`, and what it did since `before`."""
     from rich.console import Group
     from rich.text import Text
 
+    from pathways.cluster.operator import describe
+
     use = _use(before, after, seconds)
-    controller, clients = after["controller"], after["clients"]
-    names = {each["client"]: each["name"] or f"client {each['client']}" for each in clients}
-    runs = controller["runs"] - before["controller"]["runs"]
+    controller, clients = after.controller, after.clients
+    names = {each.client: each.name or f"client {each.client}" for each in clients}
+    runs = controller.runs - before.controller.runs
     head = Text.assemble(
-        (after["topology"].describe(), "bold"),
-        f"  up {duration_text(after['uptime_s'])}  {len(clients)} clients  {runs / seconds:,.0f} runs/s",
+        (describe(after), "bold"),
+        f"  up {duration_text(after.uptime_s)}  {len(clients)} clients  {runs / seconds:,.0f} runs/s",
     )
     queues = Text(
-        f"in the order {controller['waiting']}, held back {controller['held']}, on hosts "
-        f"{sum(host.get('live_runs', 0) for host in after['hosts'])}; clients with too much under way "
-        f"{controller['unread']}"
+        f"in the order {controller.waiting}, held back {controller.held}, on hosts "
+        f"{sum(host.counts.live_runs for host in after.hosts)}; clients with too much under way {controller.unread}"
     )
     return Group(head, queues, "", _devices(after, use, names), "", _clients(after, use))
 
 
-def _use(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> dict[int, dict[int, float]]:
+def _use(before: StatsReply, after: StatsReply, seconds: float) -> dict[int, dict[int, float]]:
     """By device and client: the part of the time in which the device was busy for the client."""
     use: dict[int, dict[int, float]] = {}
-    old = {host["host"]: host for host in before["hosts"]}
-    for host in after["hosts"]:
-        known = old.get(host["host"], {})
-        same = known.get("pid") == host["pid"]
-        was = {(each["client"], each["device"]): each["busy_ns"] for each in known.get("busy", []) if same}
-        for each in host.get("busy", []):
-            spent = each["busy_ns"] - was.get((each["client"], each["device"]), 0)
+    was = {
+        (host.host, host.pid, each.client, each.device): each.busy_ns
+        for host in before.hosts
+        for each in host.counts.busy
+    }
+    for host in after.hosts:
+        for each in host.counts.busy:
+            spent = each.busy_ns - was.get((host.host, host.pid, each.client, each.device), 0)
             if spent > 0:
-                device = host["devices"][each["device"]]
-                use.setdefault(device, {})[each["client"]] = spent / 1e9 / seconds
+                use.setdefault(host.devices[each.device], {})[each.client] = spent / 1e9 / seconds
     return use
 
 
-def _devices(stats: Mapping[str, Any], use: Mapping[int, Mapping[int, float]], names: Mapping[int, str]) -> Any:
+def _devices(stats: StatsReply, use: Mapping[int, Mapping[int, float]], names: Mapping[int, str]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -129,9 +133,9 @@ def _devices(stats: Mapping[str, Any], use: Mapping[int, Mapping[int, float]], n
         table.add_column(title, justify="right")
     table.add_column("by client")
     colors = {client: _color(position) for position, client in enumerate(sorted(names))}
-    for host in stats["hosts"]:
-        memory = host.get("memory", {}).get("devices", [])
-        for position, number in enumerate(host["devices"]):
+    for host in stats.hosts:
+        memory = host.counts.memory.devices
+        for position, number in enumerate(host.devices):
             parts = sorted(use.get(number, {}).items())
             bar, left = Text(), _BAR
             for client, part in parts:
@@ -146,17 +150,17 @@ def _devices(stats: Mapping[str, Any], use: Mapping[int, Mapping[int, float]], n
             room = memory[position] if position < len(memory) else None
             table.add_row(
                 str(number),
-                str(host["host"]) if host["state"] == "up" else f"{host['host']} ({host['state']})",
+                str(host.host) if host.state == "up" else f"{host.host} ({host.state})",
                 bar,
                 f"{sum(part for _, part in parts):.0%}",
-                bytes_text(room["bytes"]) if room else "",
-                "none" if room and room["limit"] is None else bytes_text(room["limit"]) if room else "",
+                bytes_text(room.bytes) if room else "",
+                "none" if room and not room.HasField("limit") else bytes_text(room.limit) if room else "",
                 words,
             )
     return table
 
 
-def _clients(stats: Mapping[str, Any], use: Mapping[int, Mapping[int, float]]) -> Any:
+def _clients(stats: StatsReply, use: Mapping[int, Mapping[int, float]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -164,23 +168,23 @@ def _clients(stats: Mapping[str, Any], use: Mapping[int, Mapping[int, float]]) -
     for title in ("weight", "priority", "devices' time", "memory"):
         table.add_column(title, justify="right")
     table.add_column("")
-    count = sum(len(host["devices"]) for host in stats["hosts"])
+    count = sum(len(host.devices) for host in stats.hosts)
     held: dict[int, int] = {}
-    for host in stats["hosts"]:
-        for account in host.get("memory", {}).get("accounts", []):
-            held[account["client"]] = held.get(account["client"], 0) + account["bytes"]
-    for position, each in enumerate(sorted(stats["clients"], key=lambda each: each["client"])):
-        number = each["client"]
+    for host in stats.hosts:
+        for account in host.counts.memory.accounts:
+            held[account.client] = held.get(account.client, 0) + account.bytes
+    for position, each in enumerate(sorted(stats.clients, key=lambda each: each.client)):
+        number = each.client
         time_share = sum(parts.get(number, 0.0) for parts in use.values()) / max(count, 1)
         table.add_row(
             Text(str(number), _color(position)),
-            Text(each["name"]),
-            str(each["pid"]),
-            f"{each['weight']:g}",
-            str(each["priority"]),
+            Text(each.name),
+            str(each.pid),
+            f"{each.weight:g}",
+            str(each.priority),
             f"{time_share:.1%}",
             bytes_text(held.get(number, 0)),
-            "suspended" if each["suspended"] else "",
+            "suspended" if each.suspended else "",
         )
     return table
 

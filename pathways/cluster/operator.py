@@ -18,24 +18,35 @@ from pathways.agent.controller_session import ControllerSession, WayIn, is_far
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.tracing import RemoteRecording
+from pathways.plan.topology import Topology
 from pathways.process.client_terms import ClientTerms
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
+from pathways.protocol.serialization import load
 
 
 def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """The same as `RemoteControl.cluster_stats`, for a process that is no client.
+    """The same as `RemoteControl.cluster_stats`, for a process that is no client. Raises as `look` does."""
+    return wire.load_stats(look(address, timeout_s))
+
+
+def describe(stats: pb.StatsReply) -> str:
+    """See `Topology.describe`."""
+    return load(stats.topology, Topology).describe()
+
+
+def look(address: str, timeout_s: float = 10.0) -> pb.StatsReply:
+    """The statistics of a cluster, for a process that is no client.
 
     Raises:
         ConnectError: no cluster listens there, or the controller does not answer in time.
     """
-    if is_far(address):
-        with _way_to(address) as way:
-            return wire.load_stats(_answer(address, way, "Stats", pb.StatsRequest(), timeout_s))
-    # Without a connection: this must work even when the controller's loop is too busy to open one.
-    near = _Access(Address.parse(address).control, "")
-    return wire.load_stats(_answer(address, near, "Stats", pb.StatsRequest(), timeout_s))
+    # Without a connection, if it is near: this must work even when the controller's loop is too busy to open one.
+    near = None if is_far(address) else contextlib.nullcontext(_Access(Address.parse(address).control, ""))
+    with near or _way_to(address) as way:
+        reply: pb.StatsReply = _answer(address, way, "Stats", pb.StatsRequest(), timeout_s)
+    return reply
 
 
 def suspend(address: str, client: int, *, to_disk: bool = False) -> int:

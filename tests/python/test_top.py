@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import pathways as pw
 from pathways.cli import main
 from pathways.cli.top import _use
+from pathways.protocol import control_pb2 as pb
 
 
 def keep_busy(local_cluster: Any) -> Any:
@@ -87,9 +88,9 @@ def test_an_address_that_does_not_answer() -> None:
 
 
 def test_use_is_of_the_time_between() -> None:
-    def stats(busy_ns: int, pid: int = 5) -> dict[str, Any]:
-        busy = [{"client": 3, "device": 1, "busy_ns": busy_ns}]
-        return {"hosts": [{"host": 0, "pid": pid, "devices": (4, 5), "busy": busy}]}
+    def stats(busy_ns: int, pid: int = 5) -> pb.StatsReply:
+        counts = {"busy": [{"client": 3, "device": 1, "busy_ns": busy_ns}]}
+        return pb.StatsReply(hosts=[{"host": 0, "pid": pid, "devices": (4, 5), "counts": counts}])
 
     assert _use(stats(10**9), stats(2 * 10**9), 2.0) == {5: {3: 0.5}}
     assert _use(stats(10**9), stats(10**9), 2.0) == {}
