@@ -9,7 +9,7 @@ scope of its forward step. `_jaxlib.scope_of` reads it.
 is the user's own; the program's `schedule` option is for it.
 
 Equal pipelines get equal names, in each program anew, so a program that is traced again is the same program (`memo`).
-Called while a program is traced, by any thread, and by `schedule/scopes.py`.
+Called while a program is traced, by any thread, and by `schedule/labels.py`.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def layers(stages, loss):
 @pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("model", [towers, layers])
-def test_what_is_doubtful_without_scopes_is_followed_with_them(model, schedule):
+def test_towers_and_layers_are_parts_of_a_microbatch(model, schedule):
     one, plain = model(STAGES, LOSS), model([layer] * 3, square)
     program = check(around(one), around(plain), schedule)
     follows(program, schedule, 3, 4)

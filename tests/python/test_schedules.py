@@ -36,6 +36,7 @@ from pipeline_cases import (
 )
 from thoroughness import THOROUGHNESS
 
+from pathways import errors
 from pathways.compiler.ir import MeshSpec, NodeKind, Phase
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.schedule.orders import ORDERS
@@ -187,6 +188,19 @@ def biases(make):
     return network([make(lambda x, w: x + w[0], n, f"f{n}") for n in range(3)], make(jnp.sum, 2, "loss"))
 
 
+def towers(make):
+    """Two towers of the same functions and weights, whose results meet in the loss."""
+    stages, loss = [make(layer, n, f"f{n}") for n in range(3)], make(square, 2, "loss")
+
+    def one(ws, x):
+        left, right = x, x[::-1] * 0.5
+        for stage, w in zip(stages, ws, strict=True):
+            left, right = stage(left, w), stage(right, w)
+        return loss(left + right)
+
+    return one
+
+
 def plain_between(make):
     stages = [make(layer, n, f"f{n}") for n in range(3)]
 
@@ -206,10 +220,10 @@ def layers_of_one_weight(make):
 
 @pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("make", [tied, skip, linear, constant_gradients, biases, plain_between, layers_of_one_weight])
+@pytest.mark.parametrize("make", [tied, skip, linear, constant_gradients, plain_between, layers_of_one_weight, towers])
 def test_networks(make, schedule):
     program = stages_of(make, schedule)
-    if schedule == "ZeroBubbleH1" and make in (biases, constant_gradients):
+    if schedule == "ZeroBubbleH1" and make is constant_gradients:
         # The gradient of a stage's input is a constant, or is that of its result. Then no step makes it.
         want = [[unit for unit in row if n == 0 or unit[0] != "B"] for n, row in enumerate(expected(schedule, 3, 4))]
         found = list(orders(program).values())
@@ -222,6 +236,30 @@ def test_networks(make, schedule):
     if make is plain_between:  # no plain computation has operations of several microbatches
         plain = [node for node in program.nodes if node.kind is NodeKind.CALL and not node.origin]
         assert sum(node.label is not None and node.label.phase is Phase.FORWARD for node in plain) == 24
+
+
+def test_backward_steps_that_read_nothing_of_any_microbatch_are_refused():
+    with pytest.raises(errors.ScheduleError, match=r"backward of '.*' shares nothing with one microbatch"):
+        stages_of(biases, "1F1B")
+
+
+def last_only(one):
+    return jax.value_and_grad(lambda ws, xs: one(ws, xs[0]) + jax.lax.stop_gradient(one(ws, xs[1])))
+
+
+def second_derivative(one):
+    total = jax.grad(lambda ws, xs: sum(one(ws, x) for x in xs))
+    return jax.grad(lambda ws, xs: sum(jnp.sum(g) for g in total(ws, xs)))
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_fewer_or_more_backward_steps_than_microbatches(schedule):
+    """As with scopes: what there is of a microbatch has its place."""
+    one = placed_network(slices(3))
+    program = check(last_only(one), last_only(PLAIN), schedule, microbatches=2)
+    first = {"GPipe": ["F0", "F1", "B0"], "1F1B": ["F0", "B0", "F1"]}[schedule]
+    assert list(orders(program).values()) == [["F0", "F1", "B0"], ["F0", "F1", "B0"], first]
+    follows(check(second_derivative(one), second_derivative(PLAIN), schedule), schedule, 3, 4)
 
 
 @pytest.mark.sampled(0.25)

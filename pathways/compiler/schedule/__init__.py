@@ -9,11 +9,11 @@ With `jax.grad` around a loop, the forward steps of a pipeline are in the body o
 that of another. Each of the two follows the schedule. A loop or branch inside a microbatch has no place in a schedule;
 it is refused.
 
-The parts: `scopes` reads microbatches from the names of scopes. Without scopes, `roles` says which calls do the same,
-`labels` finds microbatches and stages, `chunks` the parts of the model that stages have, and `doubts` finds what makes
-them doubtful. `orders` has the definitions, `own` reads an order of the user's, `search` finds an order for "auto" with
-the times of `model`, for which `costs` counts operations. `split` divides backward steps, by `halves`. `sums` adds
-gradients where they are made, `weave` makes one order of all steps.
+The parts: `labels` reads microbatches from the names of scopes. Without scopes, `parts` finds them, and `chunks` the
+parts of the model that a slice has. `doubts` has what refusals share. `orders` has the definitions, `own` reads an
+order of the user's, `search` finds an order for "auto" with the times of `model`, for which `costs` counts operations.
+`split` divides backward steps, by `halves`. `sums` adds gradients where they are made, `weave` makes one order of all
+steps.
 
 Pure: works on jaxprs only.
 """
@@ -31,11 +31,11 @@ from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import Options
 from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
 from pathways.compiler.schedule.costs import counted
-from pathways.compiler.schedule.doubts import Doubt, check_plain_stages
-from pathways.compiler.schedule.labels import Pipeline, find
+from pathways.compiler.schedule.doubts import Doubt
+from pathways.compiler.schedule.labels import Pipeline, check_plain_stages, label
 from pathways.compiler.schedule.orders import CHUNKED, ORDERS, SPLIT, Unit
 from pathways.compiler.schedule.own import units_of
-from pathways.compiler.schedule.scopes import label
+from pathways.compiler.schedule.parts import find
 from pathways.compiler.schedule.search import choose
 from pathways.compiler.schedule.split import split
 from pathways.compiler.schedule.sums import sum_where_made
@@ -55,7 +55,7 @@ class Ordering:
         """Labels the steps of a level and puts them into the order of their pipelines' schedules.
 
         A pipeline is found by its scopes (`pw.pipeline`, `pw.accumulate_gradients`, the user's own), or, if there are
-        none and the program has a schedule, by what the calls read. The step list of `program` is replaced. The results
+        none and the program has a schedule, by what its calls read. The step list of `program` is replaced. The results
         are the same variables as before. `traced` has the arguments of the level.
 
         Returns:
@@ -76,10 +76,7 @@ class Ordering:
         if ordered:
             slices = plain_slices(program, traced.arguments, next(iter(pipelines[0].stages)))
             for pipeline in ordered:
-                try:
-                    check_plain_stages(program.steps, pipeline.stages, pipeline.feeds, slices, pipeline.number)
-                except Doubt as doubt:
-                    raise errors.ScheduleError(f"{pipeline.title}: {doubt}") from None
+                check_plain_stages(program.steps, pipeline, slices)
             program.steps = weave(program.steps, pipelines, slices)
         return tuple(pipeline.info() for pipeline in pipelines)
 
@@ -97,17 +94,22 @@ class Ordering:
         """The pipelines of a level, with their sequences; the labels are set."""
         options = self._options
         scoped = label(program.steps, f"program {traced.name!r}", _torn(program.steps, traced.name, options.schedule))
-        for one in scoped:
-            schedule, whose = _schedule(one.name, traced.name, options.schedule)
-            one.pipeline.title = f"schedule {pipeline_spec.schedule_name(schedule)!r} of {whose}"
-            one.pipeline.lengths = one.spec.stage_lengths() if one.spec is not None else ()
+        for pipeline in scoped:
+            schedule, whose = _schedule(pipeline.key, traced.name, options.schedule)
+            pipeline.title = f"schedule {pipeline_spec.schedule_name(schedule)!r} of {whose}"
+            spec = pipeline_spec.find(pipeline.key)
+            pipeline.lengths = spec.stage_lengths() if spec is not None else ()
             if schedule != "none":
                 options.check_keeps_calls(pipeline_spec.schedule_name(schedule))
-            self._set_order(program, one.pipeline, schedule)
-        if scoped or options.schedule == "none" or (_has_control(program.steps) and not _calls(program.steps)):
-            return [one.pipeline for one in scoped]
+            self._set_order(program, pipeline, schedule)
+        if scoped or options.schedule == "none" or not any(step.kind is StepKind.PLACED for step in program.steps):
+            return scoped
         title = f"schedule {options.schedule!r} of program {traced.name!r}"
-        pipeline = find(program, title, chunked=options.schedule in CHUNKED)
+        try:
+            parts = find(program.steps, chunked=options.schedule in CHUNKED)
+        except Doubt as doubt:
+            raise errors.ScheduleError(f"{title}: {doubt}") from None
+        (pipeline,) = label(program.steps, title, parts=parts)
         pipeline.title = title
         self._set_order(program, pipeline, options.schedule)
         return [pipeline]
@@ -138,14 +140,6 @@ class Ordering:
                 split(program, pipeline.stages, pipeline.number, may_lack=may_lack)
         except Doubt as doubt:
             raise errors.ScheduleError(f"{pipeline.title}: {doubt}") from None
-
-
-def _has_control(steps: Sequence[Step]) -> bool:
-    return any(step.control is not None for step in steps)
-
-
-def _calls(steps: Sequence[Step]) -> bool:
-    return any(step.kind is StepKind.PLACED for step in steps)
 
 
 def _whose(name: str) -> PipelineSpec | str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pathways.compiler.flatten import Step, StepKind
+from pathways.compiler.flatten import Step
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.schedule.doubts import Doubt
 
@@ -40,13 +40,13 @@ class _Behind:
 
 
 class Chunks:
-    """The chunks of a pipeline. Its forward steps have their microbatches as labels, other steps have no label.
+    """The chunks of a pipeline. `members` has the ids of its forward steps.
 
     `of` has the chunk of each forward step, by the step's id. `before` has for each chunk of a slice those from which
     it reads, other than itself, in the order of the text.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], members: Collection[int]) -> None:
         self.of: dict[int, int] = {}
         self.before: dict[Chunk, set[Chunk]] = {}
         ways: dict[Any, _Behind] = {}
@@ -56,7 +56,7 @@ class Chunks:
                 if v in ways:
                     way.merge(ways[v])
             mesh = step.mesh
-            if step.kind is StepKind.PLACED and step.label is not None and mesh is not None:
+            if id(step) in members and mesh is not None:
                 chunk = max(way.left.get(mesh, -1) + 1, way.reached.get(mesh, 0))
                 self.of[id(step)] = chunk
                 self.before.setdefault((mesh, chunk), set()).update(way.nearest - {(mesh, chunk)})
@@ -71,23 +71,6 @@ class Chunks:
     def count(self) -> int:
         """How many chunks the slice with the most has."""
         return 1 + max(chunk for _, chunk in self.before)
-
-    def stages(self) -> dict[MeshSpec, int]:
-        """The stage of each slice, if each has one chunk: the longest way to it through other slices.
-
-        Raises:
-            Doubt: microbatches come back to a slice.
-        """
-        before: dict[MeshSpec, set[MeshSpec]] = {}
-        for (mesh, _), sources in self.before.items():
-            before.setdefault(mesh, set()).update(other for other, _ in sources if other != mesh)
-        stages = _depths(before)
-        if circle := [mesh.name for mesh in before if mesh not in stages]:
-            raise Doubt(
-                f"microbatches visit slices {circle} more than once, but the schedule has one stage per slice. "
-                "Give Interleaved1F1B or Circular, which have several, or give each stage a slice"
-            )
-        return stages
 
     def stages_in_turn(self) -> dict[MeshSpec, int]:
         """The stage of each slice, if microbatches visit all slices in turn, each equally often.

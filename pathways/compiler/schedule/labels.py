@@ -1,37 +1,30 @@
-"""Finds the pipeline in a flat program: the stage, the microbatch and the phase of its steps.
+"""Labels the steps of pipelines: their stage, their microbatch and their phase.
 
-`roles` says which calls do the same for different microbatches.
+A placed call belongs to the microbatch of its scope (`compiler/pipeline_spec.py`), whatever it reads, or, in a program
+without scopes, to that of its part (`parts`) (SCHED-1). It is a backward step if differentiation made it, or if it
+reads a result of a backward step of its microbatch. A plain operation belongs to the one microbatch from which it
+reads, or that reads it. Other placed calls belong to none, so they must not stand between calls of a pipeline.
 
-- Roles with as many calls as there are microbatches are the pipeline. A call belongs to the microbatch of the calls
-  whose results it reads; if it reads none, the n-th call of its role belongs to microbatch n.
-- Calls that prepare the batch or the weights come before the pipeline, roles with one call behind it (metrics). What
-  reads a gradient (an optimizer) comes behind it, too. These calls have no label: they run when their inputs are there.
-- A backward step belongs to the microbatch with whose forward steps on its slice it shares most variables (residuals,
-  inputs) that no other microbatch has. If there are none, it belongs to the microbatch whose results it reads.
-- A plain operation belongs to the one microbatch from which it reads, or, if it reads none, to the one that reads it.
-
-Whatever does not fit is refused (`doubts` has part of the checks). A wrong guess would give a wrong order, silently.
+A program may have several pipelines. Each is an order of its own.
 
 Pure.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pathways import errors
-from pathways.compiler.flatten import FlatProgram, Step, StepKind
+from pathways import _jaxlib, errors
+from pathways.compiler import pipeline_spec
+from pathways.compiler.flatten import Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase, PipelineInfo
 from pathways.compiler.lengths import Lengths
-from pathways.compiler.schedule import doubts
-from pathways.compiler.schedule.chunks import Chunks
+from pathways.compiler.pipeline_spec import PipelineSpec
+from pathways.compiler.schedule.doubts import describe
 from pathways.compiler.schedule.orders import Unit
-from pathways.compiler.schedule.roles import BACK, READINGS, Roles, describe, is_forward, names_of
-
-_NAMED = 6  # so many functions are named in an error
+from pathways.compiler.schedule.parts import Parts
 
 
 @dataclasses.dataclass
@@ -67,353 +60,215 @@ class Pipeline:
         return PipelineInfo(self.title, self.schedule, self.is_searched, self.lengths, self.key)
 
 
-def find(program: FlatProgram, title: str, *, chunked: bool = False) -> Pipeline:
-    """Finds the pipeline of a program and sets the labels of its steps. `title` begins each error.
-
-    `chunked`: a stage may have several chunks; else a microbatch visits each slice once.
-
-    Raises:
-        ScheduleError: there is no pipeline, or a step's microbatch cannot be told for certain.
-    """
-    names = names_of(program.steps)
-    refused: errors.ScheduleError | None = None
-    for reading in READINGS:
-        for step in program.steps:
-            step.label = None
-        try:
-            return _Finder(program.steps, Roles(program.steps, names, reading), title, chunked).find()
-        except errors.ScheduleError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
-
-
 @dataclasses.dataclass
 class _Origin:
-    """Where a value comes from. `microbatches` is a set as bits, of the nearest labelled steps behind it.
+    """Where a value comes from: the nearest labelled steps behind it.
 
-    `late` means that an unlabelled placed call which reads results of the pipeline is behind it.
+    `units` has their pipelines and microbatches, each with whether one of them is a backward step; `slices` has their
+    pipelines and slices. `late` has, by pipeline, a placed
+    call without a scope that stands between those steps and the value.
     """
 
-    microbatches: int = 0
-    backward: bool = False
-    late: bool = False
+    units: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
+    slices: set[tuple[int, MeshSpec]] = dataclasses.field(default_factory=set)
     stage: int = 0
     chunk: int = 0
+    late: dict[int, Step] = dataclasses.field(default_factory=dict)
 
     def merge(self, other: _Origin) -> None:
-        if not self.microbatches:
+        if not self.units:
             self.stage, self.chunk = other.stage, other.chunk
-        self.microbatches |= other.microbatches
-        self.backward |= other.backward
-        self.late |= other.late
+        for unit, backward in other.units.items():
+            self.units[unit] = backward or self.units.get(unit, False)
+        self.slices |= other.slices
+        self.late = {**other.late, **self.late}
 
 
-class _Finder:
-    """One search. The steps are read in the order of the text, so what a step reads has been seen before it."""
+def label(
+    steps: Sequence[Step], title: str, without: Collection[str] = (), parts: Parts | None = None
+) -> list[Pipeline]:
+    """Sets the labels of steps with scopes and of what belongs to them; the pipelines in the order of the text.
 
-    def __init__(self, steps: Sequence[Step], roles: Roles, title: str, chunked: bool) -> None:
+    `title` begins each error. The scopes of the pipelines `without` do not count. `parts` is instead of scopes.
+
+    Raises:
+        ScheduleError: a pipeline that lacks a microbatch, one that visits a slice twice, or a placed call without a
+            scope between calls of a pipeline.
+    """
+    if parts is not None:
+        scopes = {step: _jaxlib.Scope("", microbatch, chunk) for step, (microbatch, chunk) in parts.units.items()}
+    else:
+        scoped = (step for step in steps if step.kind is StepKind.PLACED)
+        scopes = {id(step): step.scope for step in scoped if step.scope and step.scope.pipeline not in without}
+    if not scopes:
+        return []
+    labeller = _Labeller(steps, title, scopes, parts)
+    labeller.label_calls()
+    found = []
+    for name, number in labeller.numbers.items():
+        spec = pipeline_spec.find(name)
+        stages = labeller.stages(number, spec)
+        count, chunks = labeller.count(name, spec), 1 + max((c for _, c in labeller.places[number]), default=0)
+        found.append(Pipeline(stages, 1 + max(stages.values()), count, chunks, set(), number, name))
+    labeller.label_feeds({pipeline.number: pipeline.feeds for pipeline in found})
+    for step in steps:
+        if step.label is not None:
+            stages = found[step.label.pipeline].stages
+            mesh = labeller.meshes[step.label.pipeline][step.label.stage]
+            step.label = dataclasses.replace(step.label, stage=stages[mesh])
+    return found
+
+
+def check_plain_stages(steps: Sequence[Step], pipeline: Pipeline, slices: Mapping[int, MeshSpec]) -> None:
+    """Finds plain operations of the pipeline on a slice that has no placed function of it. All labels are set.
+
+    They would be a stage that follows no schedule. Operations behind which there is no placed call of the pipeline,
+    such as metrics, may run anywhere. `slices` has the slices of plain operations, by the step's id.
+
+    Raises:
+        ScheduleError: such an operation.
+    """
+    needed: set[Any] = set()
+    for step in reversed(steps):
+        mine = step.label is not None and step.label.pipeline == pipeline.number
+        if (step.kind is StepKind.PLACED and mine) or not needed.isdisjoint(step.outputs):
+            needed.update(step.reads)
+            mesh = slices.get(id(step))
+            if mesh is None or mesh in pipeline.stages or step.label is None or not mine or id(step) in pipeline.feeds:
+                continue
+            if step.kind is StepKind.PLAIN and step.label.phase is Phase.FORWARD:
+                raise errors.ScheduleError(
+                    f"{pipeline.title}: microbatch {step.label.microbatch} has the operation {step.eqn.primitive.name} "
+                    f"on slice {mesh.name!r}, which calls no placed function for each microbatch; expected each stage "
+                    f"to be made of placed functions. Put the operations on slice {mesh.name!r} into a placed function"
+                )
+
+
+class _Labeller:
+    """One labelling. Until the stages are known, the stage in a label is a number of a slice in `meshes`."""
+
+    def __init__(
+        self, steps: Sequence[Step], title: str, scopes: Mapping[int, _jaxlib.Scope], parts: Parts | None
+    ) -> None:
         self.steps = steps
         self.title = title
-        self.roles = roles
-        self.chunked = chunked
-        self.microbatches = 1
-        self.chunks = 1
-        self.members: set[int] = set()  # ids of the forward steps of the pipeline
-        self.numbers: dict[MeshSpec, int] = {}  # its slices, in order of first appearance
-        # The microbatches and the chunks (as bits) whose forward steps on a slice read or make a variable.
-        self.owners: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
-        self.chunk_owners: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
-        self.chunks_of: dict[Any, set[int]] = collections.defaultdict(set)  # those of each function's forward calls
-        # How often each function is called that has no forward calls.
-        self.custom = collections.Counter(
-            step.slice_tag for step in steps if step.kind is StepKind.PLACED and not roles.calls[step.slice_tag]
-        )
-        self.unbound: set[int] = set()  # ids of backward steps behind which there is no microbatch
-
-    def find(self) -> Pipeline:
-        forward = self._choose()
-        try:
-            doubts.check_calls(forward, self.members, self.steps, self.roles)
-            if self.microbatches == 1:
-                doubts.check_one_microbatch(self.steps, self.roles)
-            self._label_forward()
-            doubts.check_microbatches(self.steps, self.roles, self.microbatches)
-            stages = self._stages()
-        except doubts.Doubt as doubt:
-            raise self.refuse(str(doubt)) from None
-        self._label_rest(stages)
-        if unbound := [step for step in self.steps if id(step) in self.unbound]:
-            self._label_unbound(unbound, stages)
-            self._label_rest(stages)
-        feeds = self._label_feeds()
-        self._check_backward()
-        return Pipeline(stages, 1 + max(stages.values()), self.microbatches, self.chunks, feeds)
+        self.scopes = scopes  # by the step's id
+        self.parts = parts
+        names = list(dict.fromkeys(scopes[id(step)].pipeline for step in steps if id(step) in scopes))
+        self.numbers = {name: n for n, name in enumerate(names)}
+        self.origins: dict[Any, _Origin] = {}
+        self.meshes: list[list[MeshSpec]] = [[] for _ in names]  # per pipeline, its slices as they appear
+        # From slice to slice in forward direction: of forward steps, and what backward steps say of it.
+        self.edges: list[set[tuple[MeshSpec, MeshSpec]]] = [set() for _ in names]
+        self.returns: list[set[tuple[MeshSpec, MeshSpec]]] = [set() for _ in names]
+        self.is_forward = [False for _ in names]  # whether there is a forward step
+        # Per pipeline, the stage and the chunk of each stage that a scope may name; () if the calls say it.
+        unnamed = [(0, chunk) for chunk in range(parts.chunks)] if parts is not None else []
+        self.places = [spec.places() if (spec := pipeline_spec.find(name)) else unnamed for name in names]
 
     def refuse(self, why: str) -> errors.ScheduleError:
         return errors.ScheduleError(f"{self.title}: {why}")
 
-    def _choose(self) -> list[Step]:
-        """Chooses the roles of the pipeline, and the number of microbatches. Returns all calls that may be of it."""
-        forward = [
-            step
-            for step in self.steps
-            if is_forward(step) and self.roles.of[id(step)] != BACK and id(step) not in self.roles.prepared
-        ]
-        if not forward:
-            raise self.refuse("there is no pipeline in it, because it calls no placed function; give no schedule")
-        calls: dict[int, list[Step]] = {}
-        for step in forward:
-            calls.setdefault(self.roles.of[id(step)], []).append(step)
-        counts = {len(steps) for steps in calls.values()} - {1}
-        if len(counts) > 1:
-            totals = collections.Counter(step.slice_tag for step in forward if step.slice_tag is not None)
-            named = [f"{tag.name!r} {count} times on slice {tag.mesh.name!r}" for tag, count in totals.items()]
-            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-            raise self.refuse(
-                f"placed functions are called {', '.join(named[:_NAMED])}{more}; expected each stage to be "
-                "called once per microbatch, on values that are made in the same way for each of them. If a stage "
-                "calls a function several times, give each of these calls a function with its own name="
-            )
-        self.microbatches = max(counts, default=1)
-        chosen = [steps for steps in calls.values() if len(steps) == self.microbatches]
-        self.members = {id(step) for steps in chosen for step in steps}
-        for step in forward:
-            if id(step) in self.members:
-                assert step.mesh is not None
-                self.numbers.setdefault(step.mesh, len(self.numbers))
-        return forward
-
-    def _label_forward(self) -> None:
-        """Labels the forward steps. Stages and chunks are not known yet: they are set to 0. It fills `owners`."""
-        origins: dict[Any, _Origin] = {}
-        met: dict[int, set[int]] = {}
+    def label_calls(self) -> None:
+        """Labels the placed calls, and the plain steps that read results of one microbatch."""
         for step in self.steps:
-            if self.roles.of[id(step)] == BACK:
-                continue
-            origin = _origin(step.reads, origins)
-            if id(step) in self.members:
-                assert step.mesh is not None
-                if origin.late or origin.microbatches.bit_count() > 1:
-                    raise self.refuse(
-                        f"{describe(step)} reads results of several microbatches; expected each microbatch to be "
-                        "computed from its own part of the batch"
-                    )
-                numbers = met.setdefault(self.roles.of[id(step)], set())
-                number = origin.microbatches.bit_length() - 1 if origin.microbatches else len(numbers)
-                if number in numbers:
-                    raise self.refuse(
-                        f"{describe(step)} is called twice for microbatch {number}, in calls that look alike; give "
-                        "each layer weights of its own, or put them into one placed function"
-                    )
-                numbers.add(number)
-                step.label = Label(0, number, Phase.FORWARD)
-                for v in (*step.reads, *step.outputs):
-                    self.owners[step.mesh, v] |= 1 << number
-                origin = _Origin(1 << number)
-            elif step.kind in (StepKind.PLACED, StepKind.CONTROL) and origin.microbatches:
-                origin.late = True
+            origin = _Origin()
+            behind = [self.origins[v] for v in step.reads if v in self.origins]
+            for other in {id(each): each for each in behind}.values():  # all results of a step have one
+                origin.merge(other)
+            if step.kind in (StepKind.PLACED, StepKind.CONTROL):
+                origin = self._call(step, origin)
+            elif step.kind is StepKind.PLAIN and len(origin.units) == 1 and not origin.late:
+                (((number, microbatch), backward),) = origin.units.items()
+                backward |= step.derivatives > 0
+                origin.units = {(number, microbatch): backward}
+                phase = Phase.BACKWARD if backward else Phase.FORWARD
+                step.label = Label(origin.stage, microbatch, phase, origin.chunk, pipeline=number)
             for v in step.outputs:
-                origins[v] = origin
+                self.origins[v] = origin
 
-    def _stages(self) -> dict[MeshSpec, int]:
-        """Finds the stage of each slice, and sets stages and chunks in the labels of the forward steps.
-
-        Raises:
-            Doubt: microbatches visit slices more often than the schedule allows, or in another order.
-        """
-        if self.microbatches == 1 and not self.chunked:  # it may come back to a slice: there is one order only
-            chunks, stages = None, dict(self.numbers)
+    def _call(self, step: Step, origin: _Origin) -> _Origin:
+        scope = self.scopes.get(id(step))
+        if scope is None:
+            origin.late = {**{n: step for n, _ in origin.units}, **origin.late}
+            return origin
+        number, microbatch = self.numbers[scope.pipeline], scope.microbatch
+        assert step.mesh is not None and microbatch is not None
+        # One loss of all microbatches is in no part, and its gradient goes to all. The dataflow says if that may be.
+        if number in origin.late and (self.parts is None or not step.derivatives):
+            raise self.refuse(
+                f"{describe(origin.late[number])} reads a result of a microbatch and is read by microbatch "
+                f"{microbatch} of the same pipeline, but it has no scope; expected each placed call between two calls "
+                f"of a pipeline to be in the scope of its microbatch (jax.named_scope"
+                f'("{pipeline_spec.scope_name(scope.pipeline or "p0", microbatch)}"))'
+            )
+        backward = step.derivatives > 0 or origin.units.get((number, microbatch), False)
+        meshes = self.meshes[number]
+        if step.mesh not in meshes:
+            meshes.append(step.mesh)
+        before = {m for n, m in origin.slices if n == number and m != step.mesh}
+        self.is_forward[number] |= not backward
+        if backward:
+            self.returns[number] |= {(step.mesh, m) for m in before}
         else:
-            chunks = Chunks(self.steps)
-            stages = chunks.stages_in_turn() if self.chunked else chunks.stages()
-            self.chunks = chunks.count
-        for step in self.steps:
-            if step.label is not None:
-                assert step.mesh is not None
-                chunk = chunks.of[id(step)] if chunks else 0
-                step.label = dataclasses.replace(step.label, stage=stages[step.mesh], chunk=chunk)
-                self.chunks_of[step.slice_tag].add(chunk)
-                for v in (*step.reads, *step.outputs):
-                    self.chunk_owners[step.mesh, v] |= 1 << chunk
-        return stages
-
-    def _label_rest(self, stages: Mapping[MeshSpec, int]) -> None:
-        """Labels the backward steps, and the plain steps that read results of one microbatch.
-
-        Labels that are set already stay. It fills `unbound`.
-        """
-        in_pipeline = {step.slice_tag for step in self.steps if id(step) in self.members}
-        reads_gradients = {
-            step.slice_tag for step in self.steps if is_forward(step) and self.roles.of[id(step)] == BACK
-        }
-        origins: dict[Any, _Origin] = {}
-        for step in self.steps:
-            origin = _origin(step.reads, origins)
-            if step.kind is StepKind.PLACED and step.derivatives:
-                if step.slice_tag in in_pipeline:
-                    step.label = step.label or self._backward(step, stages, origin)
-                elif step.slice_tag in reads_gradients:
-                    raise self.refuse(
-                        f"{describe(step)} differentiates a call that reads a gradient; expected one pipeline, "
-                        "forward and then backward"
-                    )
-                elif step.slice_tag in self.custom and step.mesh in stages:
-                    step.label = step.label or self._custom_backward(step, stages, origin)
-            elif step.kind is StepKind.PLAIN and origin.microbatches.bit_count() == 1 and not origin.late:
-                back = origin.backward or step.derivatives > 0
-                phase = Phase.BACKWARD if back else Phase.FORWARD
-                step.label = Label(origin.stage, origin.microbatches.bit_length() - 1, phase, origin.chunk)
-                origin.backward = back
-            if step.label is not None and step.kind is StepKind.PLACED:
-                origin = _Origin(
-                    1 << step.label.microbatch,
-                    backward=step.label.phase is Phase.BACKWARD,
-                    stage=step.label.stage,
-                    chunk=step.label.chunk,
-                )
-            elif step.kind in (StepKind.PLACED, StepKind.CONTROL) and origin.microbatches:
-                origin.late = True
-            for v in step.outputs:
-                origins[v] = origin
-
-    def _backward(self, step: Step, stages: Mapping[MeshSpec, int], origin: _Origin) -> Label | None:
-        assert step.mesh is not None
-        if step.derivatives > 1:
-            raise self.refuse(f"{describe(step)} is a second derivative; expected first derivatives only")
-        numbers = self._sharing_most(step)
-        if not numbers and origin.microbatches.bit_count() == 1:
-            numbers = [origin.microbatches.bit_length() - 1]
-        if not numbers and not origin.microbatches:
-            self.unbound.add(id(step))
-            return None
-        if len(numbers) != 1:
-            raise self.refuse(
-                f"{describe(step)} reads what several microbatches have made; expected one backward step per microbatch"
-            )
-        return Label(stages[step.mesh], numbers[0], Phase.BACKWARD, self._chunk(step))
-
-    def _chunk(self, step: Step) -> int:
-        """The chunk of a backward step: that of its function, or that of the forward steps with which it shares
-        weights, residuals or inputs.
-        """
-        if self.chunks == 1:
-            return 0
-        found = self.chunks_of.get(step.slice_tag, set())
-        if len(found) != 1:
-            owners = (self.chunk_owners.get((step.mesh, v), 0) for v in step.reads if step.mesh is not None)
-            found = {bits.bit_length() - 1 for bits in owners if bits.bit_count() == 1}
-        if len(found) != 1:
-            raise self.refuse(
-                f"{describe(step)} shares nothing with one chunk of its slice alone; expected each chunk to be a "
-                "function with a name= of its own"
-            )
-        return next(iter(found))
-
-    def _custom_backward(self, step: Step, stages: Mapping[MeshSpec, int], origin: _Origin) -> Label | None:
-        """The label of a call that a custom derivative makes, of a function that has no forward calls.
-
-        If it is called once, it may be part of the derivative of a call that prepares: it has no label then.
-        """
-        if self.custom[step.slice_tag] == 1 and not self._sharing_most(step) and origin.microbatches.bit_count() != 1:
-            return None
-        return self._backward(step, stages, origin)
-
-    def _sharing_most(self, step: Step) -> list[int]:
-        """The microbatches with whose forward steps on its slice a step shares most variables that no other has."""
-        owners = (self.owners.get((step.mesh, v), 0) for v in dict.fromkeys(step.reads) if step.mesh is not None)
-        counts = collections.Counter(bits.bit_length() - 1 for bits in owners if bits.bit_count() == 1)
-        return [number for number, count in counts.items() if count == max(counts.values())]
-
-    def _label_unbound(self, unbound: Sequence[Step], stages: Mapping[MeshSpec, int]) -> None:
-        """Labels the backward steps that read nothing of any microbatch, such as that of a sum, which is a constant.
-
-        A step belongs to the microbatch that reads its results. If none of a function's steps has such a reader, all
-        these steps make the same, so they are numbered in the order of the text.
-        """
-        readers: dict[Any, int] = collections.defaultdict(int)  # microbatches as bits
-        found: dict[int, int] = {}
-        for step in reversed(self.steps):
-            bits = 0
-            for v in step.outputs:
-                bits |= readers[v]
-            if step.kind is StepKind.PLACED and step.label is not None:
-                bits = 1 << step.label.microbatch
-            if id(step) in self.unbound:
-                found[id(step)] = bits
-            for v in step.reads:
-                readers[v] |= bits
-        met: dict[Any, int] = collections.defaultdict(int)
-        known = {step.slice_tag for step in unbound if found[id(step)]}
-        for step in unbound:
-            assert step.mesh is not None
-            bits = found[id(step)]
-            if (
-                not bits
-                and step.slice_tag not in known
-                and not any(id(self.roles.made.get(v)) in self.unbound for v in step.reads)
-            ):
-                bits = 1 << met[step.slice_tag]
-                met[step.slice_tag] += 1
-            elif not bits:
-                continue  # it belongs to the microbatch of the step whose result it reads
-            if bits.bit_count() != 1 or bits.bit_length() > self.microbatches:
+            self.edges[number] |= {(m, step.mesh) for m in before}
+        stage = meshes.index(step.mesh)
+        chunk = 0
+        if self.places[number]:
+            visit = scope.stage
+            if visit is None or visit >= len(self.places[number]):
                 raise self.refuse(
-                    f"{describe(step)} belongs to no microbatch alone; expected one backward step per microbatch"
+                    f"{describe(step)} is in a scope {scope.pipeline!r} of a pw.pipeline, but is no stage of it; "
+                    "expected another name in a scope of your own"
                 )
-            step.label = Label(stages[step.mesh], bits.bit_length() - 1, Phase.BACKWARD, self._chunk(step))
+            chunk = self.places[number][visit][1]
+        step.label = Label(stage, microbatch, Phase.BACKWARD if backward else Phase.FORWARD, chunk, pipeline=number)
+        return _Origin({(number, microbatch): backward}, {(number, step.mesh)}, stage, chunk)
 
-    def _label_feeds(self) -> set[int]:
-        """Labels steps that read no result of the pipeline and are read by one microbatch; returns their ids."""
-        readers: dict[Any, list[Label | None]] = collections.defaultdict(list)
-        feeds = set()
+    def count(self, name: str, spec: PipelineSpec | None) -> int:
+        """The number of microbatches."""
+        found = {scope.microbatch or 0 for scope in self.scopes.values() if scope.pipeline == name}
+        count = spec.microbatches if spec is not None else 1 + max(found)
+        if missing := sorted(set(range(count)) - found):
+            raise self.refuse(
+                f"no placed call has the scope of microbatches {missing[:8]} of {count} of pipeline {name!r}; expected "
+                f"calls for each microbatch from 0, in scopes such as {pipeline_spec.scope_name(name, 0)!r}"
+            )
+        return count
+
+    def stages(self, number: int, spec: PipelineSpec | None) -> dict[MeshSpec, int]:
+        """The stage of each slice: what the pipeline says, or the longest way to it through other slices."""
+        if spec is not None and spec.meshes:
+            return spec.stages()
+        if self.parts is not None and self.parts.stages:
+            return dict(self.parts.stages)
+        edges = self.edges[number] if self.is_forward[number] else self.returns[number]
+        before = {mesh: {a for a, b in edges if b == mesh} for mesh in self.meshes[number]}
+        stage: dict[MeshSpec, int] = {}
+        while len(stage) < len(before):
+            ready = [mesh for mesh in before if mesh not in stage and before[mesh] <= stage.keys()]
+            if not ready:
+                circle = [mesh.name for mesh in before if mesh not in stage]
+                raise self.refuse(
+                    f"microbatches visit slices {circle} more than once; expected one stage per slice. Give each "
+                    "stage a slice, or use Interleaved1F1B or Circular and pw.pipeline, where a slice may have several "
+                    "chunks of the model"
+                )
+            stage.update({mesh: 1 + max((stage[a] for a in before[mesh]), default=-1) for mesh in ready})
+        return stage
+
+    def label_feeds(self, feeds: Mapping[int, set[int]]) -> None:
+        """Labels steps that read no result of a pipeline and are read by one microbatch. It fills `feeds`."""
+        readers: dict[Any, list[Label | None]] = {}
         for step in reversed(self.steps):
-            if (
-                step.label is None
-                and step.kind is not StepKind.PLACED
-                and not any(v in self.roles.made for v in step.outputs)
-            ):
-                labels = [label for v in step.outputs for label in readers[v]]
+            if step.label is None and step.kind is not StepKind.PLACED and not self._reads_results(step.reads):
+                labels = [label for v in step.outputs for label in readers.get(v, [])]
                 known = [label for label in labels if label is not None]
-                if known and len(known) == len(labels) and len({label.microbatch for label in known}) == 1:
+                if known and len(known) == len(labels) and len({(one.pipeline, one.microbatch) for one in known}) == 1:
                     step.label = known[-1]
-                    feeds.add(id(step))
+                    feeds[step.label.pipeline].add(id(step))
             for v in step.reads:
-                readers[v].append(step.label)
-        return feeds
+                readers.setdefault(v, []).append(step.label)
 
-    def _check_backward(self) -> None:
-        """Refuses a slice that has backward steps for some microbatches only, or more of them than are labelled."""
-        seen: dict[tuple[MeshSpec, int], set[int]] = {}
-        for step in self.steps:
-            if step.kind is StepKind.PLACED and step.label is not None and step.label.phase is Phase.BACKWARD:
-                assert step.mesh is not None
-                seen.setdefault((step.mesh, step.label.chunk), set()).add(step.label.microbatch)
-            elif id(step) in self.unbound and step.label is None:
-                raise self.refuse(
-                    f"{describe(step)} belongs to no microbatch; expected one backward step per microbatch"
-                )
-        unlabelled = [
-            step for step in self.steps if step.kind is StepKind.PLACED and step.derivatives and not step.label
-        ]
-        counts = collections.Counter(step.slice_tag for step in unlabelled)
-        for step in unlabelled:
-            if step.mesh in self.numbers and counts[step.slice_tag] > max(1, self.roles.calls[step.slice_tag]):
-                raise self.refuse(
-                    f"{describe(step)} is called {counts[step.slice_tag]} times, and its forward calls are no part of "
-                    "the pipeline; expected a custom derivative to call a placed function with a name= of its own"
-                )
-        for (mesh, _), numbers in seen.items():
-            if len(numbers) != self.microbatches:
-                raise self.refuse(
-                    f"slice {mesh.name!r} has backward steps for microbatches {sorted(numbers)} only; expected one "
-                    f"for each of {self.microbatches}"
-                )
-
-
-def _origin(reads: Iterable[Any], origins: Mapping[Any, _Origin]) -> _Origin:
-    origin = _Origin()
-    for v in reads:
-        if v in origins:
-            origin.merge(origins[v])
-    return origin
+    def _reads_results(self, reads: Iterable[Any]) -> bool:
+        return any(v in self.origins and self.origins[v].units for v in reads)

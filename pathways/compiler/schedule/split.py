@@ -20,9 +20,8 @@ from typing import Any
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import MeshSpec, Phase
-from pathways.compiler.schedule.doubts import Doubt
+from pathways.compiler.schedule.doubts import Doubt, describe
 from pathways.compiler.schedule.halves import Halves, cost, halves
-from pathways.compiler.schedule.roles import describe
 
 #: The weight steps of a stage must have at least this part of the operations of its backward steps.
 _LEAST = 0.05
