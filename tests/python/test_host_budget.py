@@ -38,7 +38,8 @@ def test_the_limit_holds_and_a_big_one_is_not_starved() -> None:
     for number in range(30):
         threads.append(threading.Thread(target=work, args=(f"{number}", 1000 if number == 5 else 30)))
         threads[-1].start()
-        time.sleep(0.0005)
+        while budget._next <= number:  # they come in this order
+            time.sleep(0.0005)
     for thread in threads:
         thread.join(30.0)
     assert len(order) == 30

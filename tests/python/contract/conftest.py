@@ -45,9 +45,11 @@ def near(cluster: Any) -> None:
         pytest.skip("this process is not on the controller's machine")
 
 
-def is_no_more(kept: Any, than: Any) -> bool:
+def is_no_more(kept: Any, than: Any, but_arenas: bool) -> bool:
     """Whether no number in `kept` is above the same number in `than`. It may be below: `than` may have been counted
-    while something from before was still to be released."""
+    while something from before was still to be released. `but_arenas`: bytes in shared memory do not matter."""
+    if but_arenas:
+        kept, than = ((each[0], 0, [(objects, 0) for objects, _ in each[2]]) for each in (kept, than))
     hosts = zip(kept[2], than[2], strict=True)
     return (
         kept[0] <= than[0]
@@ -60,10 +62,11 @@ def is_no_more(kept: Any, than: Any) -> bool:
 def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
     """`quiet()` waits until nothing is in flight and nothing is left to release; then the cluster's `stats()`, with
     "arena" for the bytes in use of the client's shared memory and "kept" for all that must come back to its start.
-    `quiet(back_to=kept)` waits until no more is kept than that, and fails when it does not come to it."""
+    `quiet(back_to=kept)` waits until no more is kept than that, and fails when it does not come to it; with
+    `but_arenas=True`, futures and buffers count alone."""
 
-    def wait(back_to: Any = None) -> dict[str, Any]:
-        deadline = time.monotonic() + 30
+    def wait(back_to: Any = None, but_arenas: bool = False) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
         last: Any = None
         looks = same = 0
         while time.monotonic() < deadline:
@@ -83,12 +86,12 @@ def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
             if back_to is None:  # what was dropped may take a moment to be released
                 is_over = same >= STILL
             else:
-                is_over = not busy and is_no_more(stats["kept"], back_to)
+                is_over = not busy and is_no_more(stats["kept"], back_to, but_arenas)
             if is_over:
                 return stats
             last = stats["kept"]
             time.sleep(0.05)
-        assert back_to is None or is_no_more(last, back_to), f"kept {last}, before {back_to}"
+        assert back_to is None or is_no_more(last, back_to, but_arenas), f"kept {last}, before {back_to}"
         raise AssertionError(f"work is still in flight: {cluster.stats()}")
 
     return wait

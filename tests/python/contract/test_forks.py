@@ -89,7 +89,7 @@ def test_a_child_keeps_what_was_read(cluster: Any, add: Any, quiet: Any) -> None
     f = pw.jit(lambda x: x * 2, devices=add(2))
     arrays = [f(X)]
     values = [np.asarray(arrays[0]), np.asarray(f(X + 1))]
-    before = quiet()["arena"]
+    before = quiet()["kept"]
     read, write = os.pipe()
     child = Child(
         lambda: (
@@ -107,7 +107,7 @@ def test_a_child_keeps_what_was_read(cluster: Any, add: Any, quiet: Any) -> None
     os.close(write)
     np.testing.assert_array_equal(later[0], (X + 2) * 2)
     later.clear()
-    assert quiet()["arena"] <= before
+    quiet(back_to=before)
 
 
 def test_a_child_is_refused_with_the_reason(cluster: Any, add: Any) -> None:

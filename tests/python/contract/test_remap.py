@@ -40,7 +40,7 @@ def step(weights: Any, x: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
 
-def test_training_goes_on_bit_by_bit(add: Any, cluster: Any, quiet: Callable[[], Any]) -> None:
+def test_training_goes_on_bit_by_bit(add: Any, cluster: Any, quiet: Callable[..., Any]) -> None:
     """There and back again: the same bits as without, and the way back compiles nothing."""
     start = {"a": np.linspace(-1, 1, 64, dtype=np.float32).reshape(4, 16), "b": np.ones((16, 4), np.float32) / 7}
 
@@ -71,7 +71,7 @@ def test_training_goes_on_bit_by_bit(add: Any, cluster: Any, quiet: Callable[[],
     assert compiles[2] == compiles[1], "what the hosts have compiled for those devices is not compiled again"
 
 
-def test_every_kind_of_array_keeps_its_name(add: Any, cluster: Any, quiet: Callable[[], Any]) -> None:
+def test_every_kind_of_array_keeps_its_name(add: Any, cluster: Any, quiet: Callable[..., Any]) -> None:
     slice_ = add((2, 1))
     cluster.operations = None  # and the scalars that they keep
     before = quiet()["kept"]
@@ -104,12 +104,11 @@ def test_every_kind_of_array_keeps_its_name(add: Any, cluster: Any, quiet: Calla
     np.testing.assert_array_equal(np.asarray(fresh - arrays[0]), VALUE)
     del fresh, arrays, array, keys
     cluster.operations = None
-    assert quiet()["kept"][0] == before[0]
-    assert [objects for objects, _ in quiet()["kept"][2]] == [objects for objects, _ in before[2]]
+    quiet(back_to=before, but_arenas=True)
 
 
 def test_what_is_deleted_meanwhile(
-    add: Any, cluster: Any, quiet: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    add: Any, cluster: Any, quiet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slice_ = add(2)
     cluster.operations = None
@@ -131,7 +130,7 @@ def test_what_is_deleted_meanwhile(
         np.asarray(arrays[0])
     np.testing.assert_array_equal(np.asarray(arrays[1]), VALUE)
     arrays.clear()
-    assert [objects for objects, _ in quiet()["kept"][2]] == [objects for objects, _ in before[2]]
+    quiet(back_to=before, but_arenas=True)
 
 
 def test_what_is_still_to_come_and_what_failed_moves_as_well(add: Any, cluster: Any) -> None:
@@ -177,7 +176,7 @@ def test_programs_over_two_slices_and_operators_follow(add: Any, cluster: Any) -
     assert f"devices {', '.join(str(device.id) for device in one.devices)} on" in text
 
 
-def test_other_threads_wait_and_lose_nothing(add: Any, cluster: Any, quiet: Callable[[], Any]) -> None:
+def test_other_threads_wait_and_lose_nothing(add: Any, cluster: Any, quiet: Callable[..., Any]) -> None:
     """Calls, reads, puts and deletions while the slice moves to and fro."""
     slice_ = add(2)
     f = pw.jit(lambda x: x + 1, devices=slice_)
@@ -214,7 +213,7 @@ def test_other_threads_wait_and_lose_nothing(add: Any, cluster: Any, quiet: Call
     np.testing.assert_array_equal(np.asarray(f(x)), VALUE + 1)
 
 
-def test_programs_are_forgotten_with_their_last_user(add: Any, cluster: Any, quiet: Callable[[], Any]) -> None:
+def test_programs_are_forgotten_with_their_last_user(add: Any, cluster: Any, quiet: Callable[..., Any]) -> None:
     slice_ = add(2)
     x = pw.device_put(VALUE, slice_)
     before = [host["programs"] for host in quiet()["hosts"]]
@@ -225,7 +224,7 @@ def test_programs_are_forgotten_with_their_last_user(add: Any, cluster: Any, qui
         del f
     for number, result in enumerate(results):  # their runs went on
         np.testing.assert_array_equal(np.asarray(result), VALUE * number)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while [host["programs"] for host in quiet()["hosts"]] != before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [host["programs"] for host in quiet()["hosts"]] == before
