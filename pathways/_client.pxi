@@ -354,19 +354,19 @@ cdef class Client:
         if not self.closed:
             self.core.get().forget(_handle(raw))
 
-    def put(self, Buffer array not None, bytes payload not None, BlockView block=None):
-        """Sends the bytes of a new array as a command, in the order. `block` is the block that the payload names; it is
-        leased to each host of the array.
+    def put(self, Buffer array not None, bytes payload not None, BlockView block=None, span=None):
+        """Sends the bytes of a new array as a command, in the order. `block` has them, and is leased to each host of
+        the array. `span`: what the command says of it instead, (offset, bytes), for tests of TRUST-1.
         """
         self.send_command(CommandKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.space_set,
-                          array.layout.space_bytes, _lease(block, array.layout))
+                          array.layout.space_bytes, _lease(block, array.layout, span))
 
-    def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None):
-        """Has the hosts write an array into `block`, where the payload says, and then complete `token`. The block is
-        leased to each host of the array.
+    def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None, span=None):
+        """Has the hosts write an array into `block`, which is leased to each host of the array, and then complete
+        `token`. `span`: see `put`.
         """
         self.send_command(CommandKind.kFetch, array.layout.group, array.handle, token, payload, NO_SPACE_SET, 0,
-                          _lease(block, array.layout))
+                          _lease(block, array.layout, span))
 
     def make(self, Buffer array not None, bytes payload not None):
         """Has the hosts of a new array make it by a task, in the order."""
@@ -447,10 +447,8 @@ cdef class Client:
         if arena == NULL:
             return None
         self.core.get().settle_forks()
-        if arena.allocate(nbytes, &offset) != Status.kOk:
-            self.core.get().poll_inbox()  # this reclaims the leases of lost hosts
-            if arena.allocate(nbytes, &offset) != Status.kOk:
-                return None
+        if self.core.get().allocate_block(nbytes, &offset) != Status.kOk:
+            return None
         return BlockView.make(arena, offset, nbytes, self.keep)
 
     def arena_in_use(self):

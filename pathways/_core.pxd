@@ -192,6 +192,9 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         uint32_t plan
         uint32_t node
         uint32_t computation
+    cdef cppclass Leased:
+        uint64_t at
+        uint64_t bytes
     cdef cppclass Booked:
         uint64_t devices
         uint64_t bytes
@@ -377,6 +380,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         uint64_t bytes
         uint64_t borrowers
         uint32_t others
+        uint64_t lie
     cdef cppclass UnreadFailure "pathways::Failures::Unread":
         string text
         uint64_t futures
@@ -398,6 +402,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         void forget(Handle) except +
         void flush() except +
         void poll_inbox() except +
+        Status allocate_block(size_t, uint64_t*) except +
         FutureState poll(Handle)
         FutureState wait(Handle, nanoseconds, SpinPolicy, Handle)
         void wait_room(nanoseconds, SpinPolicy)

@@ -408,7 +408,8 @@ cdef class Host:
                     else memory.arena.find(offset, nbytes))
         if data == NULL:
             raise ValueError(f"{nbytes} bytes at offset {offset} of client {client}'s memory are no block that was "
-                             f"lent to host {self.number}, or not all of one: it was not lent")
+                             f"lent to host {self.number}, or not all of one: it was not lent"
+                             + ("" if offset != 0 else ", or its machine has no room left for this client"))
         view = BlockView.__new__(BlockView)
         view.owner_arena = memory.arena
         view.data = data

@@ -202,10 +202,12 @@ cdef cppclass JaxOperations(SendingBackend):
     void abandon_exchange(const NodeContext& where) noexcept:
         _do(<Host>this.host, "exchange", &where, "exchanges", "abandon", (where.order, where.plan, where.computation))
 
-    Status put(uint32_t client, const_byte_span payload, const Booked& booked, Value* out, uint64_t* devices) noexcept:
+    Status put(uint32_t client, const_byte_span payload, const Leased& leased, const Booked& booked, Value* out,
+               uint64_t* devices) noexcept:
         cdef Host host = <Host>this.host
         try:
-            value, devices[0] = host.driver.values.put(client, _bytes(payload), booked.devices, booked.bytes)
+            value, devices[0] = host.driver.values.put(client, _bytes(payload), (leased.at, leased.bytes),
+                                                       booked.devices, booked.bytes)
             out[0] = _own(value)
             return Status.kOk
         except BaseException as error:
@@ -217,15 +219,17 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException:  # `put` says why
             return 0
 
-    void refuse_put(uint32_t client, const_byte_span payload) noexcept:
-        _do(<Host>this.host, "put", NULL, "values", "refuse_put", (client, _bytes(payload)))
+    void refuse_put(uint32_t client, const_byte_span payload, const Leased& leased) noexcept:
+        _do(<Host>this.host, "put", NULL, "values", "refuse_put",
+            (client, _bytes(payload), (leased.at, leased.bytes)))
 
-    Status fetch(uint32_t client, Value value, const_byte_span payload) noexcept:
+    Status fetch(uint32_t client, Value value, const_byte_span payload, const Leased& leased) noexcept:
         return _do(<Host>this.host, "fetch", NULL, "values", "fetch",
-                   (client, <object><PyObject*>value, _bytes(payload)))
+                   (client, <object><PyObject*>value, _bytes(payload), (leased.at, leased.bytes)))
 
-    void refuse_fetch(uint32_t client, const_byte_span payload) noexcept:
-        _do(<Host>this.host, "fetch", NULL, "values", "refuse_fetch", (client, _bytes(payload)))
+    void refuse_fetch(uint32_t client, const_byte_span payload, const Leased& leased) noexcept:
+        _do(<Host>this.host, "fetch", NULL, "values", "refuse_fetch",
+            (client, _bytes(payload), (leased.at, leased.bytes)))
 
     Status read_back(Value value, const ReadBackSlot& place) noexcept:
         cdef Host host = <Host>this.host

@@ -5,8 +5,10 @@
 cdef int64_t _borrowed = 0   # number of leases that this process holds of blocks in clients' memory
 
 
-cdef Lease _lease(BlockView block, Layout layout):
-    """A lease of a block for each host of a layout; hosts with numbers from BORROWERS on get a counted reference."""
+cdef Lease _lease(BlockView block, Layout layout, span=None):
+    """A lease of a block for each host of a layout; hosts with numbers from BORROWERS on get a counted reference.
+    `span`: what is said of the block instead.
+    """
     cdef Lease lease
     if block is not None:
         lease.offset = block.offset
@@ -16,6 +18,8 @@ cdef Lease _lease(BlockView block, Layout layout):
                 lease.borrowers |= <uint64_t>1 << <int>host
             else:
                 lease.others += 1
+    if span is not None:
+        lease.lie, lease.bytes = <uint64_t>span[0] - lease.offset, span[1]
     return lease
 
 

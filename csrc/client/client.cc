@@ -123,6 +123,17 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
 
 Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
 
+Status Client::allocate_block(size_t bytes, uint64_t* offset) {
+  const auto attempt = [&] {
+    const bool has_room = kept_far() == 0 || arena_->bytes_in_use() + kept_far() + bytes <= arena_->capacity();
+    return has_room ? arena_->allocate(bytes, offset) : Status::kNoMemory;
+  };
+  Status status = attempt();
+  if (status == Status::kOk) return status;
+  poll_inbox();  // this reclaims the leases of lost hosts
+  return attempt();
+}
+
 /// The stamp of the lease; 0: the lease has nothing that can be reclaimed.
 uint64_t Client::lease_out(const Lease& lease) {
   for (uint32_t i = 0; i < lease.others; ++i) arena_->retain(lease.offset);
@@ -146,10 +157,11 @@ Status Client::command(CommandKind kind, uint32_t group, Handle handle, Handle t
                              space_bytes,
                              space_set,
                              0,
+                             static_cast<uint16_t>(lease.others),
                              lease_out(lease),
                              0,
                              0,
-                             lease.offset,
+                             lease.offset + lease.lie,
                              lease.bytes};
   std::memcpy(room.data(), &record, sizeof record);
   if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);

@@ -59,6 +59,7 @@ struct Lease {
   uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, one bit each: their leases come back even if they die
   uint32_t others = 0;     ///< the number of other hosts
   uint64_t bytes = 0;      ///< of the block
+  uint64_t lie = 0;        ///< added to the offset that the command says; for tests of TRUST-1
 };
 
 class Client {
@@ -110,6 +111,11 @@ class Client {
 
   /// Takes what the controller has sent, such as failures of futures, and fails futures whose deadline has passed.
   void poll_inbox();
+  /// A block of the client's arena; what another machine keeps for the client counts as if it were there. kNoMemory:
+  /// there is no room now.
+  Status allocate_block(size_t bytes, uint64_t* offset);
+  /// Bytes of blocks of this client that another machine keeps.
+  uint64_t kept_far() const { return block_->kept_far.load(std::memory_order_relaxed); }
   FutureState poll(Handle handle) const { return table_->poll(handle); }
   /// Waits until the future is no longer pending, a record from the controller has come, a deadline has passed, the
   /// cluster has failed, or the time is over. Does not call poll_inbox. `source`: what the future reads, if it reads

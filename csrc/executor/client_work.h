@@ -19,6 +19,11 @@ struct Booked {
   uint64_t bytes = 0;
 };
 
+/// The block of memory that a command leases to this host: an offset in its arena for the client. 0 bytes: none.
+struct Leased {
+  uint64_t at = 0, bytes = 0;
+};
+
 /// Where `ClientWork::offload` moves values: off the devices, or back.
 enum class Offload : uint8_t { kAway, kBack };
 
@@ -30,17 +35,18 @@ class ClientWork {
 
   /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it. Fails before it makes
   /// a buffer that needs more than is booked: the client wrote both the payload and what is booked (MEM-6).
-  virtual Status put(uint32_t /*client*/, Bytes, const Booked&, Value* /*output*/, uint64_t* /*devices*/) {
+  virtual Status put(uint32_t /*client*/, Bytes, const Leased&, const Booked&, Value* /*output*/,
+                     uint64_t* /*devices*/) {
     return Status::kFailed;
   }
   /// The local devices that will hold the buffer of a put; 0: the payload is invalid, so `put` will fail.
   virtual uint64_t devices_of_put(uint32_t /*client*/, Bytes) { return 0; }
-  /// There is no memory for a put: returns the memory that its payload leases.
-  virtual void refuse_put(uint32_t /*client*/, Bytes) {}
+  /// There is no memory for a put: returns the memory that it leases.
+  virtual void refuse_put(uint32_t /*client*/, Bytes, const Leased&) {}
   /// Writes a ready buffer to the place where the client reads it.
-  virtual Status fetch(uint32_t /*client*/, Value, Bytes) { return Status::kFailed; }
-  /// There is nothing to read: returns the memory that the payload leases.
-  virtual void refuse_fetch(uint32_t /*client*/, Bytes) {}
+  virtual Status fetch(uint32_t /*client*/, Value, Bytes, const Leased&) { return Status::kFailed; }
+  /// There is nothing to read: returns the memory that the fetch leases.
+  virtual void refuse_fetch(uint32_t /*client*/, Bytes, const Leased&) {}
   /// READ-1: writes this host's part of a ready value into the slot, small or large, that fits the whole value. The
   /// slot holds a C-ordered array, and one host writes each distinct part of it. Writes nothing when the value was
   /// donated meanwhile: nobody can read it.

@@ -3,13 +3,18 @@
 #include <utility>
 
 namespace pathways {
+namespace {
+
+Leased leased_by(const CommandRecord& record) { return {record.lease_at, record.lease_bytes}; }
+
+}  // namespace
 
 void FetchTable::add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
   const uint32_t id = record.header.client;
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, objects_.missing(id, "the buffer to read was deleted"));
-    if (!is_task(record)) work_.refuse_fetch(id, payload);
+    if (!is_task(record)) work_.refuse_fetch(id, payload, leased_by(record));
     link_.command_over(record);
     return;
   }
@@ -47,7 +52,7 @@ void FetchTable::settle(uint32_t slot, Value value) {
   } else if (is_task(fetch.record)) {
     tasks_.start({fetch.record, 0, value}, fetch.payload);  // which goes on with the command
   } else {
-    if (work_.fetch(id, value, fetch.payload) == Status::kOk) {
+    if (work_.fetch(id, value, fetch.payload, leased_by(fetch.record)) == Status::kOk) {
       link_.complete(id, token);
     } else {
       link_.failed(id, token, work_.last_error());
@@ -61,7 +66,7 @@ void FetchTable::refuse(uint32_t slot, std::string_view why) {
   const uint32_t id = fetch.record.header.client;
   if (objects_.client(id) != nullptr) {
     link_.failed(id, Handle{fetch.record.token}, why);
-    if (!is_task(fetch.record)) work_.refuse_fetch(id, fetch.payload);
+    if (!is_task(fetch.record)) work_.refuse_fetch(id, fetch.payload, leased_by(fetch.record));
   }
   link_.command_over(fetch.record);
 }

@@ -11,7 +11,7 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
   const uint32_t id = record.header.client;
   const Handle handle{record.handle};
   if (record.is_refused != 0) {  // a kFail that follows gives the reason
-    work_.refuse_put(id, payload);
+    work_.refuse_put(id, payload, {record.lease_at, record.lease_bytes});
     return true;
   }
   if (!c.may_name(handle)) {
@@ -49,7 +49,8 @@ PutQueue::Made PutQueue::make(const LocalClient& c, const CommandRecord& record,
   const uint32_t id = record.header.client;
   Made made;
   const Booked booked{record.space_devices, record.space_bytes};
-  if (work_.put(id, payload, booked, &made.value, &made.devices) != Status::kOk) {
+  if (work_.put(id, payload, {record.lease_at, record.lease_bytes}, booked, &made.value, &made.devices) !=
+      Status::kOk) {
     made.error = errors_.add(std::string(work_.last_error()));
     return made;
   }

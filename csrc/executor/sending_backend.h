@@ -89,11 +89,12 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   Status begin_exchange(const NodeContext& where, std::vector<uint64_t>* places) override = 0;
   Status finish_exchange(const NodeContext& where, const RowResults& results, std::span<Value> outputs) override = 0;
   void abandon_exchange(const NodeContext& where) override = 0;
-  Status put(uint32_t client, Bytes payload, const Booked& booked, Value* output, uint64_t* devices) override = 0;
+  Status put(uint32_t client, Bytes payload, const Leased& leased, const Booked& booked, Value* output,
+             uint64_t* devices) override = 0;
   uint64_t devices_of_put(uint32_t client, Bytes payload) override = 0;
-  void refuse_put(uint32_t client, Bytes payload) override = 0;
-  Status fetch(uint32_t client, Value value, Bytes payload) override = 0;
-  void refuse_fetch(uint32_t client, Bytes payload) override = 0;
+  void refuse_put(uint32_t client, Bytes payload, const Leased& leased) override = 0;
+  Status fetch(uint32_t client, Value value, Bytes payload, const Leased& leased) override = 0;
+  void refuse_fetch(uint32_t client, Bytes payload, const Leased& leased) override = 0;
   Status read_back(Value value, const ReadBackSlot& place) override = 0;
   Status start_task(uint32_t client, uint64_t task, Value value, Bytes payload, const Booked& booked) override = 0;
   void command(uint32_t client, uint64_t plan, Bytes payload) override = 0;

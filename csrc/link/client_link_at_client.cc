@@ -55,27 +55,66 @@ bool ClientLinkAtClient::send_record(ClientRing ring, std::span<std::byte> recor
   return true;
 }
 
-/// LINK-3: before a command that leases a block goes out, the lease and the bytes do. True: the record may go.
-bool ClientLinkAtClient::lease(std::span<const std::byte> bytes, FrameWriter& to) {
+/// LINK-3: before a command that leases a block goes out, the block does. True: the record may go.
+bool ClientLinkAtClient::lease(std::span<std::byte> bytes, FrameWriter& to) {
   const auto command = leasing(bytes);
   if (!command) return true;
   const auto& [record, is_fetch, handle] = *command;
-  if (lent_.has(kSelf, record.lease_at, handle, is_fetch)) return send_data(to);  // the record found no room before
-  if (!to.fits(sizeof(LeaseFrame) + sizeof record.lease_stamp)) return false;
-  const uint64_t lease = lent_.lease_out(kSelf, record.lease_at, {handle, record.lease_bytes, is_fetch, {}});
-  const LeaseFrame frame{record.lease_at, record.lease_bytes, is_fetch ? record.token : 0, lease};
-  std::byte* at = to.begin(FrameKind::kLease, record.group, 0, sizeof frame + sizeof record.lease_stamp);
-  std::memcpy(at, &frame, sizeof frame);
-  std::memcpy(at + sizeof frame, &record.lease_stamp, sizeof record.lease_stamp);
-  if (!is_fetch) data_ = {kSelf, record.lease_at, record.lease_bytes, lease};
-  return send_data(to);
+  uint64_t block = lent_.number_of(kSelf, handle, is_fetch);
+  if (block == 0 && !is_lent(record)) {
+    set_lease(bytes, 0, record.lease_bytes);  // the hosts refuse it
+    return true;
+  }
+  if (block == 0) {  // else the record found no room before
+    if (!to.fits(sizeof(BlockFrame) + sizeof record.lease_stamp)) return false;
+    block = lent_.add(
+        {kSelf, handle, is_fetch, record.lease_at, record.lease_bytes, record.lease_others, {kSelf}, {kSelf}});
+    const BlockFrame frame{block, record.lease_bytes, is_fetch ? record.token : 0};
+    std::byte* at = to.begin(FrameKind::kBlock, record.group, 0, sizeof frame + sizeof record.lease_stamp);
+    std::memcpy(at, &frame, sizeof frame);
+    std::memcpy(at + sizeof frame, &record.lease_stamp, sizeof record.lease_stamp);
+    lent_bytes_ += record.lease_bytes;
+    count_kept();
+    if (!is_fetch) data_ = {kSelf, block, record.lease_bytes};
+  }
+  if (!send_data(to) || !to.fits(bytes.size())) return false;
+  set_lease(bytes, block, record.lease_bytes);
+  if (LentBlocks::Lent* lent = lent_.find(block)) lent->awaited.clear();
+  lent_.end_if_over(block);
+  return true;
 }
 
 bool ClientLinkAtClient::read_block(const Block& block, std::span<std::byte> out) {
-  if (!view_.arena().is_there()) return false;
-  const std::byte* from = view_.arena().find(block.offset, block.at + out.size());
+  const LentBlocks::Lent* lent = lent_.find(block.number);
+  if (lent == nullptr || !view_.arena().is_there()) return false;
+  const std::byte* from = view_.arena().find(lent->offset, block.at + out.size());
   if (from != nullptr) std::memcpy(out.data(), from + block.at, out.size());
   return from != nullptr;
+}
+
+bool ClientLinkAtClient::is_lent(const CommandRecord& record) const {
+  const ArenaView& arena = view_.arena();
+  if (!arena.is_there()) return false;
+  return (record.lease_others == 0 ? arena.find_lent(record.lease_at, record.lease_bytes)
+                                   : arena.find(record.lease_at, record.lease_bytes)) != nullptr;
+}
+
+/// By value: a put's leases end here.
+void ClientLinkAtClient::sent(const Block& block) {
+  if (LentBlocks::Lent* lent = lent_.find(block.number)) {
+    return_leases(*lent);
+    lent->hosts.clear();
+    lent_.end_if_over(block.number);
+  }
+}
+
+void ClientLinkAtClient::return_leases(const LentBlocks::Lent& lent) {
+  if (view_.arena().is_there()) (void)view_.arena().return_all(lent.offset, lent.others);
+}
+
+/// Bytes on their way to home are kept there, too.
+void ClientLinkAtClient::count_kept() {
+  view_.kept_far().store(lent_bytes_ - kept_.taken + kept_.in_use, std::memory_order_relaxed);
 }
 
 // ---------------------------------------------------------------------------------------------------------- deliver
@@ -83,9 +122,7 @@ bool ClientLinkAtClient::read_block(const Block& block, std::span<std::byte> out
 void ClientLinkAtClient::take(const FrameHeader& header, std::span<const std::byte> payload) {
   switch (header.kind) {
     case FrameKind::kToClient:
-      (void)first_of<RecordHeader>(payload, "a record");
-      credit_.received(payload.size());
-      return keep(to_client_, payload);
+      return take_record(payload);
     case FrameKind::kFutureDone:
       if (!complete_future(view_, payload)) break;
       return;
@@ -95,8 +132,12 @@ void ClientLinkAtClient::take(const FrameHeader& header, std::span<const std::by
       return take_status(header, payload);
     case FrameKind::kData:
       return take_data(payload);
-    case FrameKind::kLeaseBack:
-      return take_lease_back(payload);
+    case FrameKind::kBlockOver:
+      return take_block_over(first_of<uint64_t>(payload, "the number of a block"));
+    case FrameKind::kKept:
+      kept_ = first_of<KeptFrame>(payload, "what home keeps");
+      if (kept_.taken > lent_bytes_) refuse("more blocks than were sent");
+      return count_kept();
     case FrameKind::kCredit:
       credit_.credit(first_of<uint64_t>(payload, "a credit"));
       must_look_ = true;
@@ -116,12 +157,23 @@ void ClientLinkAtClient::take_status(const FrameHeader& header, std::span<const 
   view_.futures().doorbell().ring();
 }
 
+/// The link returns the client's leases, each once (ARENA-5): the client takes none back from hosts that are lost.
+void ClientLinkAtClient::take_record(std::span<const std::byte> bytes) {
+  const auto header = first_of<RecordHeader>(bytes, "a record");
+  credit_.received(bytes.size());
+  if (header.kind != RecordKind::kReclaim || bytes.size() < sizeof(ReclaimRecord)) return keep(to_client_, bytes);
+  auto record = read_record<ReclaimRecord>(bytes);
+  record.stamp = 0;
+  keep(to_client_, std::as_bytes(std::span(&record, 1)));
+}
+
 void ClientLinkAtClient::take_data(std::span<const std::byte> payload) {
   const auto data = first_of<DataFrame>(payload, "bytes of a block");
   payload = payload.subspan(sizeof data);
-  const bool is_lent =
-      view_.arena().is_there() && lent_.may_write(kSelf, data.offset, data.lease, data.at, payload.size());
-  std::byte* to = is_lent ? view_.arena().find(data.offset, data.at + payload.size()) : nullptr;
+  const LentBlocks::Lent* lent = lent_.writable(kSelf, data.number, data.at, payload.size());
+  std::byte* to = lent != nullptr && view_.arena().is_there()
+                      ? view_.arena().find(lent->offset, data.at + payload.size())
+                      : nullptr;
   if (to == nullptr) {
     ++stats_.dropped;
     return;
@@ -129,19 +181,14 @@ void ClientLinkAtClient::take_data(std::span<const std::byte> payload) {
   std::memcpy(to + data.at, payload.data(), payload.size());
 }
 
-void ClientLinkAtClient::take_lease_back(std::span<const std::byte> payload) {
-  const auto back = first_of<LeaseBackFrame>(payload, "a lease back");
-  payload = payload.subspan(sizeof back);
-  if (payload.size() % sizeof(uint32_t) != 0) refuse("a lease back with half a host");
-  if (!lent_.take_back_all(kSelf, back.offset, back.lease) || !view_.arena().is_there()) {
+void ClientLinkAtClient::take_block_over(uint64_t number) {
+  LentBlocks::Lent* lent = lent_.find(number);
+  if (lent == nullptr || !lent->is_fetch) {
     ++stats_.dropped;
     return;
   }
-  for (size_t at = 0; at < payload.size(); at += sizeof(uint32_t)) {
-    const auto host = read_record<uint32_t>(payload.subspan(at));
-    (void)(host < Arena::kBorrowers ? view_.arena().return_lease(back.offset, host)
-                                    : view_.arena().release(back.offset));
-  }
+  return_leases(*lent);
+  lent_.end(number);
 }
 
 bool ClientLinkAtClient::flush() {

@@ -2,7 +2,8 @@
 ///
 /// The client has its block, and believes that the controller and the hosts are here: the link reads its rings as the
 /// controller does, completes its futures as hosts do, and writes the cluster's status. What the client leases to hosts
-/// is lent to home, which knows the hosts of a group and returns all leases of a block together.
+/// goes to home by value, and the link returns all leases of a block together. Home tells how much of the client's
+/// memory it keeps, so that the client has no more there and here than its arena is large (ClientBlock::kept_far).
 ///
 /// TRUST-1: the client may be another process, so its block is used through a view.
 #pragma once
@@ -33,15 +34,19 @@ class ClientLinkAtClient final : public Link {
  private:
   void send_records(FrameWriter& to) override;
   bool read_block(const Block& block, std::span<std::byte> out) override;
-  bool has_leases() const override { return false; }
+  void sent(const Block& block) override;
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;
   bool flush() override;
   void forget() override {}
   bool send_record(ClientRing ring, std::span<std::byte> record, FrameWriter& to);
-  bool lease(std::span<const std::byte> record, FrameWriter& to);
+  bool lease(std::span<std::byte> record, FrameWriter& to);
+  bool is_lent(const CommandRecord& record) const;
+  void return_leases(const LentBlocks::Lent& lent);
+  void count_kept();
   void take_status(const FrameHeader& header, std::span<const std::byte> payload);
   void take_data(std::span<const std::byte> payload);
-  void take_lease_back(std::span<const std::byte> payload);
+  void take_record(std::span<const std::byte> record);
+  void take_block_over(uint64_t number);
 
   Segment client_, bell_segment_;
   const ClientView view_;
@@ -51,6 +56,8 @@ class ClientLinkAtClient final : public Link {
   Outbox to_client_;
   RecordCredit credit_;
   LentBlocks lent_;
+  uint64_t lent_bytes_ = 0;  ///< of all blocks that went to home
+  KeptFrame kept_{};
 };
 
 }  // namespace pathways

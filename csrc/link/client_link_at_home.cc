@@ -1,22 +1,24 @@
 #include "link/client_link_at_home.h"
 
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "link/lent_blocks.h"
 
 namespace pathways {
 
 ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock)
     : Link(clock, /*is_home=*/true),
       hub_(hub),
-      twin_(std::move(twin)),
+      blocks_(std::move(twin)),
       bell_segment_(std::move(bell)),
       status_segment_(std::move(status)),
-      view_(const_cast<std::byte*>(twin_.segment().data()), twin_.segment().size()),
+      view_(const_cast<std::byte*>(blocks_.segment().data()), blocks_.segment().size()),
       status_(StatusBlock::attach(status_segment_)) {
-  auto* block = reinterpret_cast<ClientBlock*>(const_cast<std::byte*>(twin_.segment().data()));
+  auto* block = reinterpret_cast<ClientBlock*>(const_cast<std::byte*>(blocks_.segment().data()));
   DoorbellWord* controller = &BellBlock::attach(bell_segment_)->doorbell;
   records_ = Outbox(block->ring_to_controller(), controller);
   cancels_ = Outbox(block->ring_of_cancels(), controller);
@@ -29,6 +31,7 @@ ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Seg
 void ClientLinkAtHome::send_records(FrameWriter& to) {
   send_status(to);
   send_retired(to);
+  send_blocks_over(to);
   pump(inbox_, record_, [&](std::span<std::byte> record) {
     if (!to.fits(record.size()) || !credit_.may_send(record.size())) return false;
     if (record.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "a ring has a record without a header");
@@ -40,14 +43,15 @@ void ClientLinkAtHome::send_records(FrameWriter& to) {
   });
 }
 
-/// What the controller tells the client concerns the twin, too.
+/// What the controller tells the client concerns its blocks here, too.
 void ClientLinkAtHome::hear(std::span<const std::byte> record) {
   const auto kind = read_record<RecordHeader>(record).kind;
   if (kind == RecordKind::kFailed && record.size() >= sizeof(FailedRecord)) {
-    twin_.fail(read_record<FailedRecord>(record).handle);
+    if (const uint64_t number = blocks_.fail(read_record<FailedRecord>(record).handle)) over_.push_back(number);
   } else if (kind == RecordKind::kReclaim && record.size() >= sizeof(ReclaimRecord)) {
     const auto reclaim = read_record<ReclaimRecord>(record);
-    if (reclaim.stamp != 0) twin_.reclaim(reclaim.host, reclaim.stamp);
+    if (reclaim.stamp == 0) return;
+    for (const uint64_t number : blocks_.reclaim(reclaim.host, reclaim.stamp)) over_.push_back(number);
   }
 }
 
@@ -74,41 +78,46 @@ void ClientLinkAtHome::send_retired(FrameWriter& to) {
   if (view_.retired().load(std::memory_order_seq_cst) != sent_retired_) wake();
 }
 
+void ClientLinkAtHome::send_blocks_over(FrameWriter& to) {
+  while (!over_.empty() && to.fits(sizeof(uint64_t))) {
+    std::memcpy(to.begin(FrameKind::kBlockOver, 0, 0, sizeof(uint64_t)), &over_.back(), sizeof(uint64_t));
+    over_.pop_back();
+  }
+  const KeptFrame kept = blocks_.kept();
+  if (kept == sent_kept_ || !to.fits(sizeof kept)) return;
+  std::memcpy(to.begin(FrameKind::kKept, 0, 0, sizeof kept), &kept, sizeof kept);
+  sent_kept_ = kept;
+}
+
 /// LINK-3: before the last completion of a fetch goes out, the bytes do.
 bool ClientLinkAtHome::precede(std::span<const std::byte> frame, FrameWriter& to) {
   if (!send_data(to)) return false;
   const auto header = read_record<FrameHeader>(frame);
   if (header.kind != FrameKind::kFutureDone || frame.size() > to.left()) return true;
   const auto record = read_record<FutureDoneRecord>(frame.subspan(sizeof header));
-  if (const auto block = twin_.settle(record.handle, true)) data_ = {0, block->offset, block->bytes, block->lease};
+  if (const auto block = blocks_.settle(record.handle, true)) data_ = {0, block->number, block->bytes};
   return send_data(to);
 }
 
 bool ClientLinkAtHome::read_block(const Block& block, std::span<std::byte> out) {
-  const std::byte* from = twin_.bytes_of(block.offset, block.lease, block.at, out.size());
-  if (from != nullptr) std::memcpy(out.data(), from, out.size());
-  return from != nullptr;
+  return blocks_.read(block.number, block.at, out);
 }
 
-void ClientLinkAtHome::look() {
-  for (const auto& block : twin_.take_returned(data_ ? std::optional(data_->lease) : std::nullopt)) {
-    const LeaseBackFrame frame{block.offset, block.lease};
-    std::vector<std::byte> payload(sizeof frame + block.hosts.size() * sizeof(uint32_t));
-    std::memcpy(payload.data(), &frame, sizeof frame);
-    if (!block.hosts.empty()) {
-      std::memcpy(payload.data() + sizeof frame, block.hosts.data(), payload.size() - sizeof frame);
-    }
-    enqueue(FrameKind::kLeaseBack, 0, 0, payload);
-  }
+void ClientLinkAtHome::sent(const Block& block) {
+  blocks_.end(block.number);
+  over_.push_back(block.number);
 }
+
+/// The client may wait for memory that is in use here.
+bool ClientLinkAtHome::must_look_soon() const { return blocks_.kept().in_use != 0 || blocks_.is_trimming(); }
 
 // ---------------------------------------------------------------------------------------------------------- deliver
 
 void ClientLinkAtHome::take(const FrameHeader& header, std::span<const std::byte> payload) {
   if (header.kind == FrameKind::kFromClient && header.a <= static_cast<uint32_t>(ClientRing::kCancels)) {
     take_record(static_cast<ClientRing>(header.a), payload);
-  } else if (header.kind == FrameKind::kLease) {
-    take_lease(header, payload);
+  } else if (header.kind == FrameKind::kBlock) {
+    take_block(header, payload);
   } else if (header.kind == FrameKind::kData) {
     take_data(payload);
   } else if (header.kind == FrameKind::kCredit) {
@@ -123,29 +132,27 @@ void ClientLinkAtHome::take_record(ClientRing ring, std::span<const std::byte> r
   (void)first_of<RecordHeader>(record, "a record");
   record_in_.assign(record.begin(), record.end());
   move_times(record_in_, clock_());
+  if (const auto command = leasing(record_in_)) {
+    const uint64_t number = command->record.lease_at, at = blocks_.place(number);
+    set_lease(record_in_, at, command->record.lease_bytes);
+    if (at == 0 && command->is_fetch) over_.push_back(number);
+  }
   keep(ring == ClientRing::kRecords ? records_ : cancels_, record_in_);
   if (ring == ClientRing::kRecords) credit_.received(record.size());
 }
 
-void ClientLinkAtHome::take_lease(const FrameHeader& header, std::span<const std::byte> payload) {
-  const auto lease = first_of<LeaseFrame>(payload, "a lease");
-  const auto stamp = first_of<uint64_t>(payload.subspan(sizeof lease), "the stamp of a lease");
+void ClientLinkAtHome::take_block(const FrameHeader& header, std::span<const std::byte> payload) {
+  const auto block = first_of<BlockFrame>(payload, "a block");
+  const auto stamp = first_of<uint64_t>(payload.subspan(sizeof block), "the stamp of a lease");
   must_look_ = true;
-  // A lease that the client took back from a host that was lost may still be here, at the same place.
-  look();
-  const std::vector<uint32_t> hosts = hub_.group(header.a);
-  if (!hosts.empty() && hosts.size() <= kMostLeases) twin_.mirror(lease, hosts, stamp);
+  std::vector<uint32_t> hosts = hub_.group(header.a);
+  if (hosts.size() > kMostHosts) hosts.clear();
+  if (!blocks_.add(block, hosts, stamp, 1)) ++stats_.dropped;
 }
 
 void ClientLinkAtHome::take_data(std::span<const std::byte> payload) {
   const auto data = first_of<DataFrame>(payload, "bytes of a block");
-  payload = payload.subspan(sizeof data);
-  std::byte* to = twin_.bytes_of(data.offset, data.lease, data.at, payload.size());
-  if (to == nullptr) {
-    ++stats_.dropped;
-    return;
-  }
-  std::memcpy(to, payload.data(), payload.size());
+  if (!blocks_.write(data.number, data.at, payload.subspan(sizeof data))) ++stats_.dropped;
 }
 
 bool ClientLinkAtHome::flush() {

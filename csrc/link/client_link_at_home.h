@@ -1,7 +1,8 @@
 /// ClientLinkAtHome: home's end of the link to a client on another machine.
 ///
-/// Home has a twin of the client's block (client_twin.h). The controller uses its rings as those of any client, and the
-/// link is the client's end of them. The twin's future table and read-back area are not used: the client has its own.
+/// Home has a twin of the client's block, whose arena has what the client puts (far_blocks.h). The controller uses its
+/// rings as those of any client, and the link is the client's end of them. The twin's future table and read-back area
+/// are not used: the client has its own.
 /// Completions of hosts come through the hub, and go on to the client (LinkHub::complete).
 ///
 /// TRUST-1: what comes from the client is data, as in a ring that the client could write: the controller checks it.
@@ -12,7 +13,7 @@
 #include <memory>
 #include <span>
 
-#include "link/client_twin.h"
+#include "link/far_blocks.h"
 #include "link/link.h"
 #include "link/link_hub.h"
 #include "link/record_credit.h"
@@ -33,20 +34,22 @@ class ClientLinkAtHome final : public Link {
   void send_records(FrameWriter& to) override;
   bool precede(std::span<const std::byte> frame, FrameWriter& to) override;
   bool read_block(const Block& block, std::span<std::byte> out) override;
-  bool has_leases() const override { return twin_.has_leases(); }
-  void look() override;
+  void sent(const Block& block) override;
+  bool must_look_soon() const override;
+  void look(int64_t now_ns) override { blocks_.look(now_ns); }
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;
   bool flush() override;
   void forget() override {}
   void send_status(FrameWriter& to);
   void send_retired(FrameWriter& to);
+  void send_blocks_over(FrameWriter& to);
   void hear(std::span<const std::byte> record);
   void take_record(ClientRing ring, std::span<const std::byte> record);
-  void take_lease(const FrameHeader& header, std::span<const std::byte> payload);
+  void take_block(const FrameHeader& header, std::span<const std::byte> payload);
   void take_data(std::span<const std::byte> payload);
 
   LinkHub& hub_;
-  ClientTwin twin_;
+  FarBlocks blocks_;
   Segment bell_segment_, status_segment_;
   const ClientView view_;
   const StatusBlock* const status_;
@@ -56,6 +59,8 @@ class ClientLinkAtHome final : public Link {
   RecordCredit credit_;
   uint32_t sent_status_ = 0, sent_trace_ = 0;
   uint64_t sent_retired_ = 0;
+  std::vector<uint64_t> over_;  ///< blocks into which nothing comes any more, for the client
+  KeptFrame sent_kept_{};
 };
 
 }  // namespace pathways

@@ -9,11 +9,11 @@
 ///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or a
 ///                                                            FutureDoneRecord
 ///   kPeer             both, of hosts    host, incarnation    a FarHeader that names the source, and a record
-///   kLease            home -> agent     client, count        LeaseFrame, and the numbers of hosts
-///                     client -> home    group, 0             LeaseFrame, and the stamp of the lease (8 bytes)
+///   kBlock            home -> agent     client, count        BlockFrame, and the numbers of the block's hosts
+///                     client -> home    group, 0             BlockFrame, and the stamp of the lease (8 bytes)
 ///   kData             both              client, 0            DataFrame, and bytes of a block
-///   kLeaseBack        agent -> home     client, host         LeaseBackFrame: the host returns its lease
-///                     home -> client    0, 0                 LeaseBackFrame, and the numbers of all hosts that do
+///   kBlockOver        home -> client    0, 0                 a word: the number of a block; nothing more comes
+///   kKept             home -> client    0, 0                 KeptFrame: what home keeps of the client's blocks
 ///   kPing             home -> other     0, 0                 a word: the sender's clock; once per second
 ///   kPong             other -> home     0, 0                 PongFrame: that word, and the answerer's clock
 ///   kFromClient       client -> home    ClientRing, 0        a record of the client to the controller
@@ -40,9 +40,9 @@ enum class FrameKind : uint16_t {
   kFromController = 1,
   kToController = 2,
   kPeer = 3,
-  kLease = 4,
+  kBlock = 4,
   kData = 5,
-  kLeaseBack = 6,
+  kBlockOver = 6,
   kPing = 7,
   kPong = 8,
   kFromClient = 9,
@@ -51,6 +51,7 @@ enum class FrameKind : uint16_t {
   kRetired = 12,
   kStatus = 13,
   kCredit = 14,
+  kKept = 15,
 };
 
 /// The two rings of a client to the controller.
@@ -64,20 +65,22 @@ struct FrameHeader {
   int32_t b;
 };
 
-/// Followed by the hosts' numbers, 4 bytes each.
-struct LeaseFrame {
-  uint64_t offset, bytes;
+/// A block that the next command leases: the other end makes room for it. That command names it by its number.
+struct BlockFrame {
+  uint64_t number;  ///< no two blocks of a link have the same
+  uint64_t bytes;
   uint64_t token;  ///< of a fetch into the block, whose bytes go back before the token is completed; else 0
-  uint64_t lease;  ///< its number: no two leases of a link have the same
 };
 
-/// Followed by bytes: those of the block at `offset`, from `at` on.
+/// Followed by bytes of the block, from `at` on.
 struct DataFrame {
-  uint64_t offset, at, lease;
+  uint64_t number, at;
 };
 
-struct LeaseBackFrame {
-  uint64_t offset, lease;
+struct KeptFrame {
+  uint64_t taken;   ///< bytes of all blocks that home has taken from the client
+  uint64_t in_use;  ///< bytes that it still keeps
+  bool operator==(const KeptFrame&) const = default;
 };
 
 struct PongFrame {
@@ -86,9 +89,9 @@ struct PongFrame {
 
 inline constexpr uint32_t kMostFrame = uint32_t{1} << 20;   ///< bytes of the longest frame, with its header
 inline constexpr uint32_t kMostData = uint32_t{256} << 10;  ///< bytes of a block in one frame
-inline constexpr uint32_t kMostLeases = 1024;               ///< hosts in one LeaseFrame
+inline constexpr uint32_t kMostHosts = 1024;                ///< hosts in one BlockFrame
 
-static_assert(sizeof(FrameHeader) == 16 && sizeof(LeaseFrame) == 32 && sizeof(DataFrame) == 24);
+static_assert(sizeof(FrameHeader) == 16 && sizeof(BlockFrame) == 24 && sizeof(DataFrame) == 16);
 
 /// Writes frames into memory of a fixed size.
 class FrameWriter {

@@ -1,16 +1,19 @@
-/// LentBlocks: blocks of clients' memory that one end of a link has lent to hosts behind the other end.
+/// LentBlocks: blocks of clients' memory that one end of a link sends by value, or awaits from the other end.
 ///
-/// Each lease has a number, which the frames about it name. So this end writes only to what it lent for a fetch, takes
-/// back only what it lent, and both for nobody but the hosts that it lent it to (LINK-2, ARENA-5).
+/// Each has a number, which the frames about it and its command name. So this end takes only what it awaits for a
+/// fetch, and ends each lease once, for nobody but the hosts that have it (LINK-2, ARENA-5).
 ///
 /// Threading: one thread at a time.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,59 +39,73 @@ inline std::optional<LeasingCommand> leasing(std::span<const std::byte> bytes) {
   return LeasingCommand{record, is_fetch, is_fetch ? record.token : record.handle};
 }
 
+/// Says in a command where its block is now: at an offset, or for the other end of a link its number.
+inline void set_lease(std::span<std::byte> command, uint64_t at, uint64_t bytes) {
+  auto record = read_record<CommandRecord>(command);
+  record.lease_at = at;
+  record.lease_bytes = bytes;
+  std::memcpy(command.data(), &record, sizeof record);
+}
+
 class LentBlocks {
  public:
   struct Lent {
+    uint32_t client;
     uint64_t handle;  ///< of the command: a put's buffer, or a fetch's token
-    uint64_t bytes;
     bool is_fetch;
-    std::vector<uint32_t> hosts;  ///< that have not returned it
-    uint64_t lease = 0;           ///< its number
+    uint64_t offset, bytes;
+    uint32_t others;                ///< counted references, where the link itself returns all leases
+    std::vector<uint32_t> hosts;    ///< those that have not returned it, where each returns its own
+    std::vector<uint32_t> awaited;  ///< those whose command has not gone out
   };
 
-  /// Whether the block is lent for this command already.
-  bool has(uint32_t client, uint64_t offset, uint64_t handle, bool is_fetch) const {
-    const auto lent = lent_.find({client, offset});
-    return lent != lent_.end() && lent->second.handle == handle && lent->second.is_fetch == is_fetch;
+  /// The number of the block that is lent for this command; 0: none is.
+  uint64_t number_of(uint32_t client, uint64_t handle, bool is_fetch) const {
+    const auto found = numbers_.find({client, handle, is_fetch});
+    return found == numbers_.end() ? 0 : found->second;
   }
-  /// Leases out a block; returns the lease's number. No two have the same.
-  uint64_t lease_out(uint32_t client, uint64_t offset, Lent lent) {
-    lent.lease = ++last_;
-    lent_.insert_or_assign(Key{client, offset}, std::move(lent));
+  uint64_t add(Lent lent) {
+    numbers_[{lent.client, lent.handle, lent.is_fetch}] = ++last_;
+    lent_.emplace(last_, std::move(lent));
     return last_;
   }
-  /// Whether the other end may write these bytes of a block.
-  bool may_write(uint32_t client, uint64_t offset, uint64_t lease, uint64_t at, uint64_t bytes) const {
-    const auto lent = lent_.find({client, offset});
-    return lent != lent_.end() && lent->second.lease == lease && lent->second.is_fetch && at <= lent->second.bytes &&
-           bytes <= lent->second.bytes - at;
+  /// nullptr: nothing is lent by that number any more.
+  Lent* find(uint64_t number) {
+    const auto found = lent_.find(number);
+    return found == lent_.end() ? nullptr : &found->second;
   }
-  /// A host returns its lease. False: it has none.
-  bool take_back(uint32_t client, uint64_t offset, uint64_t lease, uint32_t host) {
-    const auto lent = lent_.find({client, offset});
-    if (lent == lent_.end() || lent->second.lease != lease || std::erase(lent->second.hosts, host) == 0) return false;
-    if (lent->second.hosts.empty()) lent_.erase(lent);
-    return true;
+  /// Whether the other end may write these bytes of a client's block.
+  const Lent* writable(uint32_t client, uint64_t number, uint64_t at, uint64_t bytes) {
+    const Lent* lent = find(number);
+    const bool may =
+        lent != nullptr && lent->client == client && lent->is_fetch && at <= lent->bytes && bytes <= lent->bytes - at;
+    return may ? lent : nullptr;
   }
-  /// All hosts return their leases. False: there is no such lease.
-  bool take_back_all(uint32_t client, uint64_t offset, uint64_t lease) {
-    const auto lent = lent_.find({client, offset});
-    if (lent == lent_.end() || lent->second.lease != lease) return false;
-    lent_.erase(lent);
-    return true;
+  void end(uint64_t number) {
+    const auto found = lent_.find(number);
+    if (found == lent_.end()) return;
+    numbers_.erase({found->second.client, found->second.handle, found->second.is_fetch});
+    lent_.erase(found);
   }
-  /// What is still said about the host's leases counts no more.
-  void remove_host(uint32_t host) {
-    for (auto& [key, lent] : lent_) std::erase(lent.hosts, host);
-    std::erase_if(lent_, [](const auto& each) { return each.second.hosts.empty(); });
+  /// Ends it if there is nothing left to wait for: no host's lease, and no command that names it.
+  void end_if_over(uint64_t number) {
+    const Lent* lent = find(number);
+    if (lent != nullptr && lent->hosts.empty() && lent->awaited.empty()) end(number);
   }
-  void remove_client(uint32_t client) {
-    std::erase_if(lent_, [&](const auto& each) { return each.first.first == client; });
+  /// The host's leases are not this link's affair any more: those of one client, or all.
+  void remove_host(uint32_t host, std::optional<uint32_t> client = std::nullopt) {
+    std::vector<uint64_t> touched;
+    for (auto& [number, lent] : lent_) {
+      if (client.has_value() && lent.client != *client) continue;
+      if (std::erase(lent.hosts, host) + std::erase(lent.awaited, host) != 0) touched.push_back(number);
+    }
+    for (const uint64_t number : touched) end_if_over(number);
   }
 
  private:
-  using Key = std::pair<uint32_t, uint64_t>;  // client and offset
-  std::map<Key, Lent> lent_;
+  using Key = std::tuple<uint32_t, uint64_t, bool>;
+  std::map<uint64_t, Lent> lent_;
+  std::map<Key, uint64_t> numbers_;
   uint64_t last_ = 0;
 };
 

@@ -11,7 +11,7 @@ namespace pathways {
 namespace {
 
 constexpr int64_t kPingNs = 1'000'000'000;
-constexpr int64_t kLeaseLookNs = 5'000'000;          ///< between two looks for blocks that hosts have returned
+constexpr int64_t kLookNs = 5'000'000;               ///< between two looks for memory that is free again
 constexpr int64_t kOverflowLookNs = 200'000;         ///< between two tries to put what was delivered into a full ring
 constexpr int64_t kTripCountsNs = 30'000'000'000;    ///< for how long the shortest round trip tells the clocks apart
 constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is silent for so long is gone
@@ -38,8 +38,8 @@ size_t Link::collect(std::span<std::byte> out) {
     next_ping_ns_ = now + kPingNs;
   }
   if (now >= look_ns_) {
-    look();
-    look_ns_ = now + kLeaseLookNs / 2;
+    look(now);
+    look_ns_ = now + kLookNs / 2;
   }
   if (send_queued(to) && send_data(to)) send_records(to);
   stats_.bytes_out += to.used();
@@ -70,7 +70,7 @@ void Link::wait(std::chrono::nanoseconds timeout) {
     const std::lock_guard lock(mutex_);
     if (is_closed_) return;
     if (has_overflow_) timeout = std::min(timeout, std::chrono::nanoseconds(kOverflowLookNs));
-    if (has_leases()) timeout = std::min(timeout, std::chrono::nanoseconds(kLeaseLookNs));
+    if (must_look_soon()) timeout = std::min(timeout, std::chrono::nanoseconds(kLookNs));
   }
   (void)bells_.wait(timeout, SpinPolicy::adaptive());
 }
@@ -100,14 +100,18 @@ bool Link::send_data(FrameWriter& to) {
     const uint64_t size = std::min({block.bytes - block.at, room, uint64_t{kMostData}});
     if (size == 0 && block.at != block.bytes) return false;
     if (size != 0) {
-      const DataFrame frame{block.offset, block.at, block.lease};
+      const DataFrame frame{block.number, block.at};
       std::byte* at = to.begin(FrameKind::kData, block.client, 0, sizeof frame + size);
       std::memcpy(at, &frame, sizeof frame);
       // If the block is gone, nobody will use what is sent instead.
       if (!read_block(block, {at + sizeof frame, size})) std::memset(at + sizeof frame, 0, size);
       block.at += size;
     }
-    if (block.at == block.bytes) data_.reset();
+    if (block.at == block.bytes) {
+      const Block done = block;
+      data_.reset();
+      sent(done);
+    }
   }
   return true;
 }

@@ -16,6 +16,8 @@
 ///   LINK-2 (known)   see link_hub.h.
 ///   LINK-3 (data)    the bytes that a command leases arrive before the command, and those of a fetch before the last
 ///                    completion of its token: frames of one connection keep their order, and `collect` writes them so.
+///                    They cross by value: a lease of a put ends when its bytes are in the link, one of a fetch when
+///                    nothing more comes, and the memory in which they arrive is the receiving machine's own.
 ///   LINK-4 (bounded) a frame that is too long, malformed, or not for this end breaks the link, and so does an end
 ///                    whose records are not read any more (kMostKept). Nothing of a wrong frame is applied (TRUST-1).
 ///
@@ -81,7 +83,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   struct Block {  ///< a block of memory that is being sent
     uint32_t client;
-    uint64_t offset, bytes, lease;
+    uint64_t number, bytes;
     uint64_t at = 0;
   };
   struct Bell {
@@ -101,10 +103,12 @@ class Link : public std::enable_shared_from_this<Link> {
   virtual bool precede(std::span<const std::byte> frame, FrameWriter& to);
   /// Copies bytes of a block, from `block.at` on. False: it is not there any more.
   virtual bool read_block(const Block& block, std::span<std::byte> out) = 0;
+  /// All bytes of a block have been sent.
+  virtual void sent(const Block& block) = 0;
   /// Whether `look` should be called soon.
-  virtual bool has_leases() const = 0;
-  /// Called from time to time before records are collected: sends back leases that were returned.
-  virtual void look() {}
+  virtual bool must_look_soon() const { return false; }
+  /// Called from time to time before records are collected: finds out which memory of blocks from elsewhere is free.
+  virtual void look(int64_t /*now_ns*/) {}
   /// Takes a frame. Throws Error(kInvalid) when it is wrong.
   virtual void take(const FrameHeader& header, std::span<const std::byte> payload) = 0;
   /// Puts what waits into the rings. True: something still waits.

@@ -125,6 +125,14 @@ bool LinkHub::read(uint32_t client, uint64_t offset, uint64_t at, std::span<std:
   return true;
 }
 
+bool LinkHub::is_leased(uint32_t client, uint64_t offset, uint64_t bytes, uint32_t host) {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end() || !found->second.view.arena().is_there()) return false;
+  const ArenaView& arena = found->second.view.arena();
+  return (host < Arena::kBorrowers ? arena.find_leased(offset, bytes, host) : arena.find(offset, bytes)) != nullptr;
+}
+
 void LinkHub::return_lease(uint32_t client, uint64_t offset, uint32_t host) {
   const std::lock_guard lock(mutex_);
   const auto found = clients_.find(client);

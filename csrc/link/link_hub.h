@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/arena_twin.h"
+#include "memory/arena.h"
 #include "messages/far_records.h"
 #include "messages/shared_segments.h"
 
@@ -54,6 +54,8 @@ class LinkHub {
   /// Writes to, or reads from, a live block of a client. False: there is no such block, or the client is gone.
   bool write(uint32_t client, uint64_t offset, uint64_t at, std::span<const std::byte> bytes);
   bool read(uint32_t client, uint64_t offset, uint64_t at, std::span<std::byte> bytes);
+  /// Whether the client has leased a block of so many bytes there to the host.
+  bool is_leased(uint32_t client, uint64_t offset, uint64_t bytes, uint32_t host);
   void return_lease(uint32_t client, uint64_t offset, uint32_t host);
 
  private:

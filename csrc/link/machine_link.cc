@@ -70,7 +70,7 @@ Segment MachineLink::twin_client(uint32_t client, size_t arena_bytes) {
   auto found = twins_.find(client);
   if (found == twins_.end()) {
     const ClientBlock::Sizes sizes{64, ByteRing::kMinCapacity, arena_bytes, false};
-    found = twins_.emplace(client, Twin{ClientTwin(ClientBlock::make(sizes, true))}).first;
+    found = twins_.emplace(client, Twin{FarBlocks(ClientBlock::make(sizes, true))}).first;
   }
   return Segment::attach(::dup(found->second.memory.segment().fd()));
 }

@@ -4,9 +4,10 @@
 /// ever, and the link is the host's end of them. The agent's machine has the hosts' own blocks, and the link is the
 /// controller's end.
 ///
-/// A block that a command leases to hosts of this link is mirrored at the agent for all of them at once (kLease); its
-/// bytes cross once. The lease comes back when the last of them has returned it (link/client_twin.h), behind the bytes
-/// of a fetch. All hosts of a fetch must be on one machine, because a whole block comes back.
+/// A block that a command leases to hosts of this link crosses by value, once for all of them (kBlock, kData): the
+/// agent has memory of its own for each client's blocks (link/far_blocks.h). Home returns the hosts' leases when a
+/// put's bytes are in the link, and that of a fetch when the host has answered. All hosts of a fetch must be on one
+/// machine, because a whole block comes back.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 #include <span>
 #include <unordered_map>
 
-#include "link/client_twin.h"
+#include "link/far_blocks.h"
 #include "link/lent_blocks.h"
 #include "link/link.h"
 #include "link/link_hub.h"
@@ -42,12 +43,12 @@ class MachineLink final : public Link {
   void add_host(uint32_t host, int32_t incarnation, const HostView& block, ControllerBlock* controller,
                 std::shared_ptr<const void> keep = nullptr);
   void remove_host(uint32_t host);
-  /// Agent: memory that stands for that of a client of home. Each call makes a new one, for hosts that start anew.
+  /// Agent: memory for the blocks of a client. Each client has one until the hosts start anew.
   Segment twin_client(uint32_t client, size_t arena_bytes);
 
  private:
   struct Twin {
-    ClientTwin memory;
+    FarBlocks memory;
     std::set<uint32_t> gone{};  ///< hosts that were told of the client's end
   };
   struct FarHost {
@@ -61,11 +62,12 @@ class MachineLink final : public Link {
   // collect
   void send_records(FrameWriter& to) override;
   bool read_block(const Block& block, std::span<std::byte> out) override;
-  bool has_leases() const override;
-  void look() override;
+  void sent(const Block& block) override;
+  bool must_look_soon() const override;
+  void look(int64_t now_ns) override;
   bool pump_host(uint32_t number, FarHost& host, FrameWriter& to);
   bool pump_far(uint32_t number, FarHost& host, FrameWriter& to);
-  bool lease(uint32_t host, std::span<const std::byte> record, FrameWriter& to);
+  bool lease(uint32_t host, std::span<std::byte> record, FrameWriter& to);
   bool answer_fetch(std::span<const std::byte> record, FrameWriter& to);
   // deliver
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;
@@ -73,9 +75,9 @@ class MachineLink final : public Link {
   void take_from_controller(const FrameHeader& header, std::span<const std::byte> record);
   void take_to_controller(const FrameHeader& header, std::span<const std::byte> record);
   void take_peer(const FrameHeader& header, std::span<const std::byte> payload);
-  void take_lease(const FrameHeader& header, std::span<const std::byte> payload);
+  void take_block(const FrameHeader& header, std::span<const std::byte> payload);
   void take_data(const FrameHeader& header, std::span<const std::byte> payload);
-  void take_lease_back(const FrameHeader& header, std::span<const std::byte> payload);
+  void end_fetch(uint32_t host, std::span<const std::byte> record);
   FarHost* host_of(uint32_t host, int32_t incarnation);
   void forget() override;
 

@@ -1,6 +1,8 @@
-/// MachineLink's sending half: what the rings and the leases have becomes frames.
+/// MachineLink's sending half: what the rings have becomes frames, and so do the blocks that commands lease.
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "link/machine_link.h"
@@ -49,33 +51,45 @@ bool MachineLink::pump_far(uint32_t number, FarHost& host, FrameWriter& to) {
   });
 }
 
-/// LINK-3: before the first record of a command that leases a block goes out, the lease and the bytes do. True: the
-/// record may go.
-bool MachineLink::lease(uint32_t number, std::span<const std::byte> bytes, FrameWriter& to) {
+/// LINK-3: before the first record of a command that leases a block goes out, the block does. True: the record may go.
+bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter& to) {
   const auto header = read_record<RecordHeader>(bytes);
-  if (header.kind == RecordKind::kClientGone) lent_.remove_client(header.client);
+  if (header.kind == RecordKind::kClientGone) lent_.remove_host(number, header.client);  // it gets no more of it
   const auto command = leasing(bytes);
   if (!command) return true;
+  if (!to.fits(bytes.size())) return false;  // so that what follows is done once for the record
   const auto& [record, is_fetch, handle] = *command;
-  // If it has gone out for another host, nothing is left to be done but to send the rest of its bytes.
-  if (lent_.has(header.client, record.lease_at, handle, is_fetch)) return send_data(to);
-  std::vector<uint32_t> here;
-  for (const uint32_t host : hub_.group(record.group)) {
-    if (hosts_.contains(host) && here.size() < kMostLeases) here.push_back(host);
+  if (record.is_refused != 0) {  // nobody will read the bytes
+    hub_.return_lease(header.client, record.lease_at, number);
+    set_lease(bytes, 0, 0);
+    return true;
   }
-  if (here.empty()) here.push_back(number);
-  const size_t hosts_bytes = here.size() * sizeof(uint32_t);
-  if (!to.fits(sizeof(LeaseFrame) + hosts_bytes)) return false;
-  const uint64_t lease = lent_.lease_out(header.client, record.lease_at, {handle, record.lease_bytes, is_fetch, here});
-  const LeaseFrame frame{record.lease_at, record.lease_bytes, is_fetch ? record.token : 0, lease};
-  std::byte* at =
-      to.begin(FrameKind::kLease, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);
-  std::memcpy(at, &frame, sizeof frame);
-  std::memcpy(at + sizeof frame, here.data(), hosts_bytes);
-  if (!is_fetch && record.is_refused == 0) {
-    data_ = {header.client, record.lease_at, record.lease_bytes, lease};
+  uint64_t block = lent_.number_of(header.client, handle, is_fetch);
+  if (block == 0 && !hub_.is_leased(header.client, record.lease_at, record.lease_bytes, number)) {
+    set_lease(bytes, 0, record.lease_bytes);  // the host refuses it
+    return true;
   }
-  return send_data(to);
+  if (block == 0) {  // else it has gone out for another host
+    std::vector<uint32_t> here;
+    for (const uint32_t host : hub_.group(record.group)) {
+      if (hosts_.contains(host) && here.size() < kMostHosts) here.push_back(host);
+    }
+    if (here.empty()) here.push_back(number);
+    const size_t hosts_bytes = here.size() * sizeof(uint32_t);
+    if (!to.fits(sizeof(BlockFrame) + hosts_bytes)) return false;
+    block = lent_.add({header.client, handle, is_fetch, record.lease_at, record.lease_bytes, 0, here, here});
+    const BlockFrame frame{block, record.lease_bytes, is_fetch ? record.token : 0};
+    std::byte* at =
+        to.begin(FrameKind::kBlock, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);
+    std::memcpy(at, &frame, sizeof frame);
+    std::memcpy(at + sizeof frame, here.data(), hosts_bytes);
+    if (!is_fetch) data_ = {header.client, block, record.lease_bytes};
+  }
+  if (!send_data(to) || !to.fits(bytes.size())) return false;
+  set_lease(bytes, block, record.lease_bytes);
+  if (LentBlocks::Lent* lent = lent_.find(block)) std::erase(lent->awaited, number);
+  lent_.end_if_over(block);
+  return true;
 }
 
 /// LINK-3: before the last completion of a fetch goes out, the bytes do.
@@ -89,34 +103,36 @@ bool MachineLink::answer_fetch(std::span<const std::byte> bytes, FrameWriter& to
   if (twin == twins_.end() || !twin->second.memory.is_fetching(token)) return true;
   if (!to.fits(bytes.size())) return false;  // so that this is done once for the record
   if (const auto block = twin->second.memory.settle(token, is_done)) {
-    data_ = {header.client, block->offset, block->bytes, block->lease};
+    data_ = {header.client, block->number, block->bytes};
   }
   return send_data(to);
 }
 
 bool MachineLink::read_block(const Block& block, std::span<std::byte> out) {
-  if (end_ == End::kHome) return hub_.read(block.client, block.offset, block.at, out);
-  const auto twin = twins_.find(block.client);
-  if (twin == twins_.end()) return false;
-  const std::byte* from = twin->second.memory.bytes_of(block.offset, block.lease, block.at, out.size());
-  if (from != nullptr) std::memcpy(out.data(), from, out.size());
-  return from != nullptr;
-}
-
-bool MachineLink::has_leases() const {
-  return std::ranges::any_of(twins_, [](const auto& twin) { return twin.second.memory.has_leases(); });
-}
-
-void MachineLink::look() {
-  for (auto& [client, twin] : twins_) {
-    const bool is_sending = data_.has_value() && data_->client == client;
-    for (const auto& block : twin.memory.take_returned(is_sending ? std::optional(data_->lease) : std::nullopt)) {
-      const LeaseBackFrame frame{block.offset, block.lease};
-      for (const uint32_t host : block.hosts) {
-        enqueue(FrameKind::kLeaseBack, client, static_cast<int32_t>(host), std::as_bytes(std::span(&frame, 1)));
-      }
-    }
+  if (end_ == End::kAgent) {
+    const auto twin = twins_.find(block.client);
+    return twin != twins_.end() && twin->second.memory.read(block.number, block.at, out);
   }
+  const LentBlocks::Lent* lent = lent_.find(block.number);
+  return lent != nullptr && hub_.read(lent->client, lent->offset, block.at, out);
+}
+
+/// By value: a put's leases end here, and what goes back of a fetch is needed here no more.
+void MachineLink::sent(const Block& block) {
+  if (end_ == End::kAgent) {
+    if (const auto twin = twins_.find(block.client); twin != twins_.end()) twin->second.memory.end(block.number);
+  } else if (LentBlocks::Lent* lent = lent_.find(block.number)) {
+    for (const uint32_t host : std::exchange(lent->hosts, {})) hub_.return_lease(lent->client, lent->offset, host);
+    lent_.end_if_over(block.number);
+  }
+}
+
+bool MachineLink::must_look_soon() const {
+  return std::ranges::any_of(twins_, [](const auto& twin) { return twin.second.memory.is_trimming(); });
+}
+
+void MachineLink::look(int64_t now_ns) {
+  for (auto& [client, twin] : twins_) twin.memory.look(now_ns);
 }
 
 }  // namespace pathways

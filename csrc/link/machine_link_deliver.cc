@@ -13,9 +13,8 @@ void MachineLink::take(const FrameHeader& header, std::span<const std::byte> pay
   if (header.kind == FrameKind::kPeer) return take_peer(header, payload);
   if (header.kind == FrameKind::kData) return take_data(header, payload);
   if (header.kind == FrameKind::kFromController && !is_home) return take_from_controller(header, payload);
-  if (header.kind == FrameKind::kLease && !is_home) return take_lease(header, payload);
+  if (header.kind == FrameKind::kBlock && !is_home) return take_block(header, payload);
   if (header.kind == FrameKind::kToController && is_home) return take_to_controller(header, payload);
-  if (header.kind == FrameKind::kLeaseBack && is_home) return take_lease_back(header, payload);
   refuse("a frame of kind " + std::to_string(static_cast<int>(header.kind)) + ", which this end does not take");
 }
 
@@ -36,6 +35,11 @@ void MachineLink::take_from_controller(const FrameHeader& header, std::span<cons
   }
   record_in_.assign(bytes.begin(), bytes.end());
   move_times(record_in_, clock_());
+  if (const auto command = leasing(bytes)) {
+    const auto twin = twins_.find(record.client);
+    const uint64_t at = twin == twins_.end() ? 0 : twin->second.memory.place(command->record.lease_at);
+    set_lease(record_in_, at, command->record.lease_bytes);
+  }
   keep(host->to, record_in_);
 }
 
@@ -44,7 +48,10 @@ void MachineLink::take_to_controller(const FrameHeader& header, std::span<const 
   FarHost* host = host_of(header.a, header.b);
   if (host == nullptr) {
     ++stats_.dropped;
-  } else if (record.kind != RecordKind::kFutureDone) {
+    return;
+  }
+  end_fetch(header.a, bytes);
+  if (record.kind != RecordKind::kFutureDone) {
     keep(host->to, bytes);
   } else if (!hub_.complete(bytes)) {
     refuse("a completion of " + std::to_string(bytes.size()) + " bytes that is none");
@@ -68,50 +75,46 @@ void MachineLink::take_peer(const FrameHeader& header, std::span<const std::byte
   }
 }
 
-void MachineLink::take_lease(const FrameHeader& header, std::span<const std::byte> payload) {
-  const auto lease = first_of<LeaseFrame>(payload, "a lease");
-  payload = payload.subspan(sizeof lease);
+void MachineLink::take_block(const FrameHeader& header, std::span<const std::byte> payload) {
+  const auto block = first_of<BlockFrame>(payload, "a block");
+  payload = payload.subspan(sizeof block);
   const auto count = static_cast<uint32_t>(header.b);
-  if (count == 0 || count > kMostLeases || payload.size() != count * sizeof(uint32_t)) {
-    refuse("a lease to " + std::to_string(count) + " hosts in " + std::to_string(payload.size()) + " bytes");
+  if (count == 0 || count > kMostHosts || payload.size() != count * sizeof(uint32_t)) {
+    refuse("a block for " + std::to_string(count) + " hosts in " + std::to_string(payload.size()) + " bytes");
   }
   std::vector<uint32_t> hosts(count);
   std::memcpy(hosts.data(), payload.data(), payload.size());
   const auto twin = twins_.find(header.a);
-  if (twin == twins_.end()) {
-    ++stats_.dropped;
-    return;
-  }
-  must_look_ = true;
-  twin->second.memory.mirror(lease, hosts, 0);
+  if (twin == twins_.end() || !twin->second.memory.add(block, hosts, 0, count)) ++stats_.dropped;
 }
 
 void MachineLink::take_data(const FrameHeader& header, std::span<const std::byte> payload) {
   const auto data = first_of<DataFrame>(payload, "bytes of a block");
   payload = payload.subspan(sizeof data);
+  bool is_taken = false;
   if (end_ == End::kHome) {
-    const bool is_lent = lent_.may_write(header.a, data.offset, data.lease, data.at, payload.size());
-    if (!is_lent || !hub_.write(header.a, data.offset, data.at, payload)) ++stats_.dropped;
-    return;
+    const LentBlocks::Lent* lent = lent_.writable(header.a, data.number, data.at, payload.size());
+    is_taken = lent != nullptr && hub_.write(header.a, lent->offset, data.at, payload);
+  } else if (const auto twin = twins_.find(header.a); twin != twins_.end()) {
+    is_taken = twin->second.memory.write(data.number, data.at, payload);
   }
-  const auto twin = twins_.find(header.a);
-  std::byte* to =
-      twin == twins_.end() ? nullptr : twin->second.memory.bytes_of(data.offset, data.lease, data.at, payload.size());
-  if (to == nullptr) {
-    ++stats_.dropped;
-    return;
-  }
-  std::memcpy(to, payload.data(), payload.size());
+  if (!is_taken) ++stats_.dropped;
 }
 
-void MachineLink::take_lease_back(const FrameHeader& header, std::span<const std::byte> payload) {
-  const auto back = first_of<LeaseBackFrame>(payload, "a lease back");
-  const auto host = static_cast<uint32_t>(header.b);
-  if (!lent_.take_back(header.a, back.offset, back.lease, host)) {
-    ++stats_.dropped;
-    return;
+/// By value: a host that has answered a fetch, or failed it, has no lease any more.
+void MachineLink::end_fetch(uint32_t host, std::span<const std::byte> bytes) {
+  const auto header = read_record<RecordHeader>(bytes);
+  uint64_t token = 0;
+  if (header.kind == RecordKind::kFutureDone && bytes.size() >= sizeof(FutureDoneRecord)) {
+    token = read_record<FutureDoneRecord>(bytes).handle;
+  } else if (header.kind == RecordKind::kFailed && bytes.size() >= sizeof(FailedRecord)) {
+    token = read_record<FailedRecord>(bytes).handle;
   }
-  hub_.return_lease(header.a, back.offset, host);
+  const uint64_t number = token == 0 ? 0 : lent_.number_of(header.client, token, true);
+  LentBlocks::Lent* lent = lent_.find(number);
+  if (lent == nullptr || std::erase(lent->hosts, host) == 0) return;
+  hub_.return_lease(header.client, lent->offset, host);
+  lent_.end_if_over(number);
 }
 
 bool MachineLink::flush() {

@@ -235,6 +235,14 @@ std::byte* ArenaView::find_leased(std::uint64_t offset, std::uint64_t bytes, uns
   return (references & bit_of(borrower)) != 0 ? found : nullptr;
 }
 
+std::byte* ArenaView::find_lent(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  std::byte* found = find(offset, bytes);
+  if (found == nullptr) return nullptr;
+  const std::uint64_t references =
+      arena_->block(offset - Arena::kHeaderBytes)->references.load(std::memory_order_relaxed);
+  return references > kMostReferences ? found : nullptr;
+}
+
 bool ArenaView::return_lease(std::uint64_t offset, unsigned borrower) const noexcept {
   Arena::Block* leased = borrower < Arena::kBorrowers ? live(offset) : nullptr;
   if (leased == nullptr) return false;
@@ -242,6 +250,20 @@ bool ArenaView::return_lease(std::uint64_t offset, unsigned borrower) const noex
   const std::uint64_t before = leased->references.fetch_and(~bit_of(borrower), std::memory_order_acq_rel);
   if ((before & bit_of(borrower)) == 0) return false;
   if (before == bit_of(borrower)) returned(leased, offset - Arena::kHeaderBytes);
+  return true;
+}
+
+bool ArenaView::return_all(std::uint64_t offset, std::uint32_t counted) const noexcept {
+  Arena::Block* held = live(offset);
+  if (held == nullptr) return false;
+  std::uint64_t before = held->references.load(std::memory_order_relaxed), after = 0;
+  do {
+    if ((before & kMostReferences) < counted || before == 0) return false;
+    after = (before & kMostReferences) - counted;
+    // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
+  } while (
+      !held->references.compare_exchange_weak(before, after, std::memory_order_acq_rel, std::memory_order_relaxed));
+  if (after == 0) returned(held, offset - Arena::kHeaderBytes);
   return true;
 }
 

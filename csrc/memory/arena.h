@@ -107,8 +107,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
  private:
-  friend class ArenaTwin;
   friend class ArenaView;
+  friend class FarArena;
   struct Block;
 
   static constexpr std::uint64_t kMagic = 0x50574152'454e4131;  // "PWARENA1"
@@ -171,8 +171,13 @@ class ArenaView {
   [[nodiscard]] std::byte* find(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// As find(), but nullptr also when `borrower` holds no lease of the block.
   [[nodiscard]] std::byte* find_leased(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept;
+  /// As find(), but nullptr also when nobody holds a lease of the block.
+  [[nodiscard]] std::byte* find_lent(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// A borrower's release(). Does nothing and returns false when the borrower holds no such lease.
   bool return_lease(std::uint64_t offset, unsigned borrower) const noexcept;
+  /// Returns the leases of all borrowers, and `counted` counted references. Does nothing and returns false when the
+  /// block has fewer.
+  bool return_all(std::uint64_t offset, std::uint32_t counted) const noexcept;
   /// Takes one counted reference away. Does nothing and returns false when there is none.
   bool release(std::uint64_t offset) const noexcept;
 

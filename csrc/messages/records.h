@@ -102,13 +102,16 @@ struct CommandRecord {
   uint32_t bytes;
   uint64_t space_bytes = 0;          ///< kPut, kTask: bytes that the buffer which it makes takes on each memory space
   uint32_t space_set = kNoSpaceSet;  ///< kPut, kTask: see sequencer/admission.h; kNoSpaceSet: in no ledger
-  uint32_t is_refused = 0;           ///< kPut: there is no room for it; the hosts return what the payload leases
-  uint64_t lease_stamp = 0;          ///< stamp of the memory that the payload leases to each host; 0: none
+  uint16_t is_refused = 0;           ///< kPut: there is no room for it; the hosts return what it leases
+  uint16_t lease_others = 0;         ///< hosts that got a counted reference instead of a lease (Lease::others)
+  uint64_t lease_stamp = 0;          ///< stamp of the memory that is leased to each host; 0: none
   uint64_t space_devices = 0;        ///< controller -> host: the host's devices of `space_set`, one bit each (MEM-6)
   /// controller -> host, kTask: the number of the task's hold on the memory of its buffer (MEM-7). Each host sends a
   /// HoldOverRecord when it keeps nothing of the buffer for the task any more. 0: the buffer is in no ledger
   uint64_t hold = 0;
-  uint64_t lease_at = 0, lease_bytes = 0;  ///< the memory that the payload leases: offset in the client's arena, size
+  /// kPut, kFetch: the block that is leased to each host: offset in the client's arena, size; 0 bytes: none. A link
+  /// carries the block by value: where it arrives, `lease_at` is the offset in that machine's arena for the client.
+  uint64_t lease_at = 0, lease_bytes = 0;
 };
 
 struct CancelRecord {

@@ -169,6 +169,7 @@ struct ClientBlock {
   alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes it
   Atomic<uint64_t> wanted;     ///< the controller rings and clears it when `retired` reaches it; 0: nobody waits
   Atomic<uint64_t> delivered;  ///< records published to the client; the controller writes it, before it rings
+  Atomic<uint64_t> kept_far;   ///< bytes of the client's blocks that another machine keeps; its link writes it
 
   struct Sizes {
     uint32_t futures = 1u << 16;
@@ -217,6 +218,7 @@ class ClientView {
   Atomic<uint64_t>& retired() const { return block_->retired; }
   Atomic<uint64_t>& wanted() const { return block_->wanted; }
   Atomic<uint64_t>& delivered() const { return block_->delivered; }
+  Atomic<uint64_t>& kept_far() const { return block_->kept_far; }
 
  private:
   ClientBlock* block_ = nullptr;

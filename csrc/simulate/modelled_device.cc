@@ -309,7 +309,7 @@ void ModelledBackend::abandon_receive(const NodeContext& context) { receives_.er
 
 // ---------------------------------------------------------------------------------------------------------- commands
 
-Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, const Booked&, Value* output,
+Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, const Leased&, const Booked&, Value* output,
                             uint64_t* devices) {
   if (++put_calls_ == faults_.fail_put) return refuse("a modelled put was refused");
   Put put;
@@ -327,7 +327,7 @@ uint64_t ModelledBackend::devices_of_put(uint32_t, std::span<const std::byte> pa
   return put.devices;
 }
 
-Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload) {
+Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload, const Leased&) {
   Fetch fetch;
   PW_CHECK(readiness(value) == Readiness::kReady);
   if (payload.size() != sizeof fetch) return refuse("a modelled fetch of " + std::to_string(payload.size()) + " bytes");

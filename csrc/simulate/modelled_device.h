@@ -139,10 +139,10 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   void stop_sends() override { under_way_.clear(); }
   Status finish_receive(const NodeContext& context, Value* output) override;
   void abandon_receive(const NodeContext& context) override;
-  Status put(uint32_t client, std::span<const std::byte> payload, const Booked& booked, Value* output,
-             uint64_t* devices) override;
+  Status put(uint32_t client, std::span<const std::byte> payload, const Leased& leased, const Booked& booked,
+             Value* output, uint64_t* devices) override;
   uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) override;
-  Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
+  Status fetch(uint32_t client, Value value, std::span<const std::byte> payload, const Leased& leased) override;
   Status read_back(Value value, const ReadBackSlot& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                     const Booked& booked) override;

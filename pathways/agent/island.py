@@ -206,7 +206,9 @@ class IslandHosts:
         host = self._hosts.get(request.host)
         if host is None or host.config.incarnation != request.incarnation:
             return
-        twin = self._link.twin_client(request.client, request.arena_bytes)
+        # What the client puts is bounded by the devices' memory; nobody pays for pages that are not touched.
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        twin = self._link.twin_client(request.client, request.arena_bytes + memory)
         with contextlib.suppress(Closed):  # its end is about to be reported
             host.process.hand_over({"kind": "client", "client": request.client}, twin)
 

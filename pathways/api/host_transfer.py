@@ -104,14 +104,14 @@ class SharedMemory(HostTransfer):
             return
         block = self.allocate(placement.packing.nbytes, what)
         placement.packing.pack(leaf, memoryview(block))
-        self._client.put(array, payloads.put_arena(placement.number, block.offset, block.nbytes), block)
+        self._client.put(array, payloads.put_leased(placement.number), block)
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
         nbytes = array.layout.nbytes
         block = self.allocate(max(nbytes, 1), f"reading {array!r}", array)
         read_back = _SharedMemoryReadBack(self._client, block)
         self._client.own_token(read_back, array.layout.parts)
-        self._client.fetch(array, read_back.token, payloads.fetch_arena(block.offset, nbytes), block)
+        self._client.fetch(array, read_back.token, payloads.fetch_leased(), block)
         return read_back
 
     def read_ahead(self, array: Any) -> None:  # noqa: D102
@@ -127,7 +127,7 @@ class SharedMemory(HostTransfer):
             if block is None:
                 break
             read_back = _SharedMemoryReadBack(self._client, block)
-            if not other._ask_ahead(read_back, payloads.fetch_arena(block.offset, nbytes), block):
+            if not other._ask_ahead(read_back, payloads.fetch_leased(), block):
                 break
             other.ahead = read_back
             self._ahead.append(weakref.ref(other))

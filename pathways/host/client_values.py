@@ -28,25 +28,28 @@ class ClientValues:
         self.local: dict[int, Any] = {}  # embedded: objects that client and host hand to each other, by key
 
     @own_settings
-    def put(self, client: int, payload: bytes, booked_mask: int, booked_bytes: int) -> tuple[jax.Array, int]:
+    def put(
+        self, client: int, payload: bytes, leased: tuple[int, int], booked_mask: int, booked_bytes: int
+    ) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices.
 
         Args:
             client: its number.
             payload: see `payloads.put_inline` and its kin.
+            leased: the block of the client's memory that is leased to this host: (offset, bytes).
             booked_mask: the local devices on which the order has booked the buffer.
             booked_bytes: the bytes that it has booked on each of them.
 
         Raises:
             ValueError: the payload makes no sense, or its buffer takes more than is booked (MEM-6).
         """
-        number, _, what = payloads.parse_put(payload)
+        number, mode, what = payloads.parse_put(payload)
         placed = self._placements.of(client, number)
         if not placed.fits(booked_mask, booked_bytes):
-            self.refuse_put(client, payload)
+            self.refuse_put(client, payload, leased)
             raise ValueError(placed.too_big(booked_mask, booked_bytes))
-        if isinstance(what, tuple):  # Mode.ARENA
-            value = placed.unpack(memoryview(self._core.client_block(client, *what)))
+        if mode is Mode.LEASED:
+            value = placed.unpack(memoryview(self._core.client_block(client, *leased)))
         elif isinstance(what, int):  # Mode.LOCAL
             handed = self.local.pop(what, None)
             if handed is None:
@@ -62,31 +65,32 @@ class ClientValues:
         number, _, _ = payloads.parse_put(payload)
         return self._placements.of(client, number).mask
 
-    def refuse_put(self, client: int, payload: bytes) -> None:
+    def refuse_put(self, client: int, payload: bytes, leased: tuple[int, int]) -> None:
         """Returns the client's memory of a put that was refused because there is no room for its buffer."""
-        _, _, what = payloads.parse_put(payload)
-        if isinstance(what, tuple):  # Mode.ARENA
-            self._core.client_block(client, *what)
+        _, mode, what = payloads.parse_put(payload)
+        if mode is Mode.LEASED:
+            self._return(client, leased)
         elif isinstance(what, int):  # Mode.LOCAL
             self.local.pop(what, None)
 
     @own_settings
-    def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
+    def fetch(self, client: int, value: jax.Array, payload: bytes, leased: tuple[int, int]) -> None:
         """Writes this host's share of a ready buffer into the client's memory: each distinct part once."""
-        mode, what = payloads.parse_fetch(payload)
+        mode, key = payloads.parse_fetch(payload)
         if mode is Mode.LOCAL:
-            if what[0] in self.local:  # else the reader is gone
-                self.local[what[0]] = read_back.whole(value)
+            if key in self.local:  # else the reader is gone
+                self.local[key] = read_back.whole(value)
             return
-        offset, nbytes = what
-        block = self._core.client_block(client, offset, nbytes)
-        read_back.write(value, memoryview(block))
+        read_back.write(value, memoryview(self._core.client_block(client, *leased)))
 
-    def refuse_fetch(self, client: int, payload: bytes) -> None:
+    def refuse_fetch(self, client: int, payload: bytes, leased: tuple[int, int]) -> None:
         """Returns the client's memory of a fetch whose buffer was deleted or has failed."""
-        mode, what = payloads.parse_fetch(payload)
-        if mode is Mode.ARENA:
-            self._core.client_block(client, *what)
+        if payloads.parse_fetch(payload)[0] is Mode.LEASED:
+            self._return(client, leased)
+
+    def _return(self, client: int, leased: tuple[int, int]) -> None:
+        if leased[1] != 0:  # else a link has returned it
+            self._core.client_block(client, *leased)
 
     @own_settings
     def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:

@@ -44,7 +44,6 @@ HOST = "HOSTNUMBER"
 
 _PUT = struct.Struct("<cIB")
 _FETCH = struct.Struct("<cB")
-_SPAN = struct.Struct("<QQ")
 _KEY = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
 _OFFLOAD = struct.Struct("<cQ?")
@@ -56,10 +55,10 @@ MOST_PAIRS = 1024
 
 
 class Mode(enum.IntEnum):
-    """Where the bytes of a put or fetch are: in the command, in the client's arena, or in an object of this process."""
+    """Where the bytes of a put or fetch are: in the command, in memory it leases, or in an object of this process."""
 
     INLINE = 0
-    ARENA = 1
+    LEASED = 1
     LOCAL = 2
 
 
@@ -149,9 +148,9 @@ def put_inline(placement: int, data: bytes) -> bytes:
     return _PUT.pack(b"P", placement, Mode.INLINE) + data
 
 
-def put_arena(placement: int, offset: int, nbytes: int) -> bytes:
-    """A put whose bytes lie in the client's arena, in a block that is leased to each host."""
-    return _PUT.pack(b"P", placement, Mode.ARENA) + _SPAN.pack(offset, nbytes)
+def put_leased(placement: int) -> bytes:
+    """A put whose bytes lie in the block of memory that the command leases to each host."""
+    return _PUT.pack(b"P", placement, Mode.LEASED)
 
 
 def put_local(placement: int, key: int) -> bytes:
@@ -159,7 +158,7 @@ def put_local(placement: int, key: int) -> bytes:
     return _PUT.pack(b"P", placement, Mode.LOCAL) + _KEY.pack(key)
 
 
-def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]:
+def parse_put(payload: bytes) -> tuple[int, Mode, bytes | int]:
     """(placement, mode, what the mode needs)."""
     try:
         kind, placement, number = _PUT.unpack_from(payload)
@@ -167,8 +166,6 @@ def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]
         rest = payload[_PUT.size :]
         if kind != b"P":
             raise ValueError(f"a put begins with {kind!r}")
-        if mode is Mode.ARENA:
-            return placement, mode, _SPAN.unpack(rest)
         if mode is Mode.LOCAL:
             return placement, mode, _KEY.unpack(rest)[0]
     except struct.error as error:
@@ -176,9 +173,9 @@ def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]
     return placement, mode, rest
 
 
-def fetch_arena(offset: int, nbytes: int) -> bytes:
-    """A fetch into the client's arena, into a block that is leased to each host."""
-    return _FETCH.pack(b"F", Mode.ARENA) + _SPAN.pack(offset, nbytes)
+def fetch_leased() -> bytes:
+    """A fetch into the block of memory that the command leases to each host."""
+    return _FETCH.pack(b"F", Mode.LEASED)
 
 
 def fetch_local(key: int) -> bytes:
@@ -186,14 +183,14 @@ def fetch_local(key: int) -> bytes:
     return _FETCH.pack(b"F", Mode.LOCAL) + _KEY.pack(key)
 
 
-def parse_fetch(payload: bytes) -> tuple[Mode, Sequence[int]]:
-    """(mode, what it needs)."""
+def parse_fetch(payload: bytes) -> tuple[Mode, int]:
+    """(mode, the key that mode LOCAL needs)."""
     try:
         kind, number = _FETCH.unpack_from(payload)
         mode, rest = Mode(number), payload[_FETCH.size :]
         if kind != b"F" or mode is Mode.INLINE:
             raise ValueError(f"a fetch begins with {kind!r} and goes by mode {mode!r}")
-        return (mode, _SPAN.unpack(rest)) if mode is Mode.ARENA else (mode, _KEY.unpack(rest))
+        return mode, _KEY.unpack(rest)[0] if mode is Mode.LOCAL else 0
     except struct.error as error:
         raise ValueError(f"a fetch of {len(payload)} bytes is cut short: {error}") from error
 

@@ -105,27 +105,27 @@ class Culprit:
     def puts(self) -> None:
         """A put of a mutated payload."""
         array = self.native.new_array(self.good.layout)
-        block, choice = None, self.mutator.random.randrange(3)
+        block, span, choice = None, None, self.mutator.random.randrange(3)
         if choice == 0:
             payload = payloads.put_inline(self.placement, VALUE.tobytes()[: self.mutator.random.randrange(64)])
         else:
             block = host_transfer.allocate(self.native, VALUE.nbytes, "a mutation")
             span = self.mutator.number(block.offset), self.mutator.number(VALUE.nbytes)
-            payload = payloads.put_arena(self.placement, *span)
+            payload = payloads.put_leased(self.placement)
         if choice != 1:
             payload = self.mutator.bytes(payload)
-        self.native.put(array, payload, block)
+        self.native.put(array, payload, block, span)
         self.settle(array.raw_handle)
 
     def fetches(self) -> None:
         """A fetch to somewhere else."""
         block = host_transfer.allocate(self.native, VALUE.nbytes, "a mutation")
         span = self.mutator.number(block.offset), self.mutator.number(VALUE.nbytes)
-        payload = payloads.fetch_arena(*span)
+        payload = payloads.fetch_leased()
         if self.mutator.random.randrange(2):
             payload = self.mutator.bytes(payload)
         token = self.native.new_token(self.good.layout.parts)
-        self.native.fetch(self.good, token, payload, block)
+        self.native.fetch(self.good, token, payload, block, span)
         self.settle(token)
         self.native.forget_token(token)
 

@@ -79,7 +79,7 @@ class CountingBackend final : public StubBackend {
     PW_CHECK(at(value).references != 0);
     --at(value).references;
   }
-  Status put(uint32_t, std::span<const std::byte> bytes, const Booked& booked, Value* output,
+  Status put(uint32_t, std::span<const std::byte> bytes, const Leased&, const Booked& booked, Value* output,
              uint64_t* devices) override {
     if (bytes.size() < sizeof(Payload)) return Status::kFailed;
     const auto payload = read_record<Payload>(bytes);
@@ -91,7 +91,7 @@ class CountingBackend final : public StubBackend {
   uint64_t devices_of_put(uint32_t, std::span<const std::byte> bytes) override {
     return bytes.size() < sizeof(Payload) ? 0 : read_record<Payload>(bytes).devices;
   }
-  Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kOk; }
+  Status fetch(uint32_t, Value, std::span<const std::byte>, const Leased&) override { return Status::kOk; }
   void command(uint32_t, uint64_t, std::span<const std::byte>) override { ++commands; }
   Status start_task(uint32_t, uint64_t number, Value value, std::span<const std::byte> bytes,
                     const Booked& booked) override {

@@ -127,17 +127,12 @@ struct BenchHost {
   void client_gone(uint32_t client) { take(RecordHeader{RecordKind::kClientGone, 0, client}, {}); }
   void command(CommandKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload,
                uint32_t client = 0) {
-    const CommandRecord record{{RecordKind::kCommand, static_cast<uint16_t>(kind), client},
-                               handle,
-                               token,
-                               0,
-                               static_cast<uint32_t>(payload.size()),
-                               0,
-                               kNoSpaceSet,
-                               0,
-                               0,
-                               0,
-                               hold};
+    CommandRecord record{{RecordKind::kCommand, static_cast<uint16_t>(kind), client},
+                         handle,
+                         token,
+                         0,
+                         static_cast<uint32_t>(payload.size())};
+    record.hold = hold;
     executor.on_command(record, payload);
   }
   void put(uint64_t handle, uint64_t hash, uint64_t devices = 1, uint32_t client = 0) {

@@ -81,7 +81,8 @@ class RowBackend : public test::StubBackend {
     return Status::kOk;
   }
   void abandon_exchange(const NodeContext& where) override { rooms.erase(where.order); }
-  Status put(uint32_t, std::span<const std::byte> payload, const Booked&, Value* output, uint64_t* devices) override {
+  Status put(uint32_t, std::span<const std::byte> payload, const Leased&, const Booked&, Value* output,
+             uint64_t* devices) override {
     Numbers numbers(payload.size() / sizeof(int32_t));
     std::memcpy(numbers.data(), payload.data(), payload.size());
     *output = make(std::move(numbers));

@@ -312,7 +312,8 @@ struct InlineDevice : StubBackend {
     std::fill(states.begin(), states.end(), SendState::kDone);
     events += "send ";
   }
-  Status put(uint32_t, std::span<const std::byte>, const Booked&, Value* made, uint64_t* devices) override {
+  Status put(uint32_t, std::span<const std::byte>, const Leased&, const Booked&, Value* made,
+             uint64_t* devices) override {
     *made = &value;
     *devices = 1;
     return Status::kOk;

@@ -1,13 +1,13 @@
 // The link of a client on another machine: what it leases, what it is told, and what makes no sense.
 //
-//   LINK-3   ClientLink.Puts, ClientLink.Fetches
+//   LINK-3   ClientLink.Puts, ClientLink.Fetches, ClientLink.WhatHomeKeepsCounts
 //   LINK-4   ClientLink.NonsenseIsRefusedByName
 //   ARENA-5  ClientLink.ALostHostsLeases
-//   ARENA-6  ClientLink.Puts
 //   FLOW-1   ClientLink.WhatNobodyReadsStaysInTheRing
 //   TRUST-1  ClientLink.NobodyWritesWhatWasNotLent
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <random>
 #include <string>
 
@@ -63,6 +63,11 @@ struct OneClient {
   bool complete(Handle future) {
     return hub.complete(joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, kClient}, future.raw, 0, 0}));
   }
+  /// Where the block of the client's next command lies at home.
+  uint64_t place() {
+    const Bytes record = next(from_client);
+    return record.empty() ? 0 : read_record<CommandRecord>(record).lease_at;
+  }
   void tell(const Bytes& record) { put(to_client, record); }
   Arena& arena() { return *far.block()->client_arena(); }
   ArenaView there() { return far.view().arena(); }
@@ -83,21 +88,22 @@ TEST(ClientLink, Puts) {
     one.transmit();
     const Bytes record = next(one.from_client);
     ASSERT_EQ(record.size(), sizeof(CommandRecord));
-    EXPECT_EQ(read_record<CommandRecord>(record).lease_at, offset);
+    EXPECT_EQ(one.arena().was_references(offset), 1u);  // the leases ended with the bytes
+    one.arena().release(offset);
+    const uint64_t at = read_record<CommandRecord>(record).lease_at;
     const Bytes value = pattern(bytes, bytes);
     for (const unsigned host : {0u, 1u}) {
-      const std::byte* here = one.there().find_leased(offset, bytes, host);
+      const std::byte* here = one.there().find_leased(at, bytes, host);
       ASSERT_NE(here, nullptr);
       EXPECT_EQ(std::memcmp(here, value.data(), bytes), 0);
     }
-    one.hub.return_lease(kClient, offset, 1);
+    one.hub.return_lease(kClient, at, 1);
     one.transmit();
-    EXPECT_EQ(one.arena().was_references(offset), 3u);  // all come back together
-    one.hub.return_lease(kClient, offset, 0);
+    EXPECT_GE(one.far.client.kept_far(), bytes);
+    one.hub.return_lease(kClient, at, 0);
     one.transmit();
-    EXPECT_EQ(one.arena().was_references(offset), 1u);
-    EXPECT_EQ(one.there().find(offset, 1), nullptr);
-    one.arena().release(offset);
+    EXPECT_EQ(one.there().find(at, 1), nullptr);
+    EXPECT_EQ(one.far.client.kept_far(), 0u);
   }
   EXPECT_EQ(one.arena().bytes_in_use(), 0u);
   EXPECT_EQ(one.far.at_home->stats().dropped + one.far.at_client->stats().dropped, 0u);
@@ -111,7 +117,8 @@ TEST(ClientLink, Fetches) {
   const Handle token = one.future(2);
   one.command(CommandKind::kFetch, one.future(1), token, offset, bytes);
   one.transmit();
-  std::byte* here = one.there().find_leased(offset, bytes, 0);
+  const uint64_t at = one.place();
+  std::byte* here = one.there().find_leased(at, bytes, 0);
   ASSERT_NE(here, nullptr);
   const Bytes value = pattern(bytes, 77);
   std::memcpy(here, value.data(), bytes);
@@ -123,8 +130,8 @@ TEST(ClientLink, Fetches) {
   const auto is_over = [&] { return one.far.client.poll(token) != FutureState::kPending; };
   while (!is_over()) {
     const size_t count = one.far.at_home->collect(one.buffer);
-    for (size_t at = 0; at < count && !is_over(); at += 1000) {
-      one.far.at_client->deliver(std::span(one.buffer).subspan(at, std::min<size_t>(1000, count - at)));
+    for (size_t begin = 0; begin < count && !is_over(); begin += 1000) {
+      one.far.at_client->deliver(std::span(one.buffer).subspan(begin, std::min<size_t>(1000, count - begin)));
     }
   }
   EXPECT_EQ(one.far.client.poll(token), FutureState::kReady);
@@ -140,10 +147,11 @@ TEST(ClientLink, FetchesComeBackWhole) {
     one.command(CommandKind::kFetch, one.future(1), token, offset, bytes);
     one.transmit();
     const Bytes value = pattern(bytes, static_cast<uint64_t>(i));
-    std::memcpy(one.there().find_leased(offset, bytes, 0), value.data(), bytes);
+    const uint64_t at = one.place();
+    std::memcpy(one.there().find_leased(at, bytes, 0), value.data(), bytes);
     for (const uint32_t host : {0u, 1u}) {
       EXPECT_TRUE(one.complete(token));
-      one.hub.return_lease(kClient, offset, host);
+      one.hub.return_lease(kClient, at, host);
     }
     one.transmit();
     ASSERT_EQ(one.far.client.poll(token), FutureState::kReady);
@@ -151,8 +159,7 @@ TEST(ClientLink, FetchesComeBackWhole) {
     EXPECT_EQ(one.arena().was_references(offset), 1u);
     one.arena().release(offset);
     one.far.client.forget(token);
-    while (!next(one.from_client).empty()) {
-    }
+    EXPECT_EQ(one.far.client.kept_far(), 0u);
   }
 }
 
@@ -166,42 +173,66 @@ TEST(ClientLink, AFailedFetch) {
   EXPECT_TRUE(one.complete(token));
   const std::array<char, 8> why{'i', 't', ' ', 'd', 'i', 'e', 'd', '!'};
   one.tell(joined(FailedRecord{{RecordKind::kFailed, 0, kClient}, token.raw, 8, 0}, why));
-  for (const uint32_t host : {0u, 1u}) one.hub.return_lease(kClient, offset, host);
+  const uint64_t at = one.place();
+  for (const uint32_t host : {0u, 1u}) one.hub.return_lease(kClient, at, host);
   one.transmit();
   one.far.client.poll_inbox();
   EXPECT_EQ(one.far.client.poll(token), FutureState::kFailed);
+  EXPECT_EQ(one.far.client.kept_far(), 0u);
   EXPECT_EQ(one.far.client.error_of(token), "it died!");
   EXPECT_EQ(one.arena().was_references(offset), 1u);
   EXPECT_LT(one.far.at_home->stats().bytes_out, 10'000u);
 }
 
-/// The client takes back what it leased to a lost host; what it leases to the successor at the same place is its own.
+/// Home takes back what a lost host had; a fetch of it brings nothing more, and its lease ends.
 TEST(ClientLink, ALostHostsLeases) {
+  for (const bool is_fetch : {false, true}) {
+    OneClient one;
+    const uint64_t offset = one.block(1000, 1);
+    one.command(is_fetch ? CommandKind::kFetch : CommandKind::kPut, one.future(2), one.future(2), offset, 1000);
+    one.transmit();
+    EXPECT_EQ(one.arena().was_references(offset), is_fetch ? 3u : 1u);
+    const auto command = read_record<CommandRecord>(next(one.from_client));
+    one.hub.return_lease(kClient, command.lease_at, 1);
+    one.tell(joined(ReclaimRecord{{RecordKind::kReclaim, 0, kClient}, 0, 0, command.lease_stamp - 1}));
+    one.transmit();
+    EXPECT_GE(one.far.client.kept_far(), 1000u);  // that was before this lease
+    one.tell(joined(ReclaimRecord{{RecordKind::kReclaim, 0, kClient}, 0, 0, command.lease_stamp}));
+    one.transmit();
+    one.far.client.poll_inbox();
+    EXPECT_EQ(one.far.client.kept_far(), 0u);
+    EXPECT_EQ(one.arena().was_references(offset), 1u);
+  }
+}
+
+/// The client asks for no more memory than its arena has, here and at home together.
+TEST(ClientLink, WhatHomeKeepsCounts) {
   OneClient one;
-  uint64_t offset = one.block(1000, 1);
-  one.command(CommandKind::kPut, one.future(2), {}, offset, 1000);
-  one.transmit();
-  const uint64_t stamp = read_record<CommandRecord>(next(one.from_client)).lease_stamp;
-  one.hub.return_lease(kClient, offset, 1);
-  one.tell(joined(ReclaimRecord{{RecordKind::kReclaim, 0, kClient}, 0, 0, stamp}));
-  one.transmit();
-  one.far.client.poll_inbox();
-  EXPECT_EQ(one.arena().was_references(offset), 1u);
-  one.arena().release(offset);
-  const uint64_t before = offset;
-  offset = one.block(1000, 2);
-  ASSERT_EQ(offset, before);
-  one.command(CommandKind::kPut, one.future(2), {}, offset, 1000);
-  one.transmit();
-  const Bytes value = pattern(1000, 2);
-  for (const unsigned host : {0u, 1u}) {
-    const std::byte* here = one.there().find_leased(offset, 1000, host);
-    ASSERT_NE(here, nullptr) << host;
-    EXPECT_EQ(std::memcmp(here, value.data(), 1000), 0);
-    one.hub.return_lease(kClient, offset, host);
+  uint64_t sent = 0;
+  std::deque<uint64_t> places;
+  for (int step = 0; step < 300; ++step) {
+    const size_t bytes = 1 + one.random() % 1'000'000;
+    if (one.arena().bytes_in_use() + one.far.client.kept_far() + bytes <= one.arena().capacity()) {
+      const uint64_t offset = one.block(bytes, bytes);
+      one.command(CommandKind::kPut, Handle{sent + 1}, {}, offset, bytes);
+      one.transmit();
+      one.arena().release(offset);
+      ++sent;
+    } else {
+      EXPECT_FALSE(places.empty());
+      for (const uint32_t host : {0u, 1u}) one.hub.return_lease(kClient, places.front(), host);
+      places.pop_front();
+    }
+    one.transmit();
+    for (uint64_t at = one.place(); at != 0; at = one.place()) places.push_back(at);
+    EXPECT_EQ(one.arena().bytes_in_use(), 0u);
+  }
+  EXPECT_GT(sent, 100u);
+  for (const uint64_t at : places) {
+    for (const uint32_t host : {0u, 1u}) one.hub.return_lease(kClient, at, host);
   }
   one.transmit();
-  EXPECT_EQ(one.arena().was_references(offset), 1u);
+  EXPECT_EQ(one.far.client.kept_far(), 0u);
 }
 
 TEST(ClientLink, TimesAreDurations) {
@@ -335,19 +366,20 @@ TEST(ClientLink, NonsenseIsRefusedByName) {
       {true, frame(FrameKind::kFromClient, 2, 0, word), "a frame of kind 9, which no client may send"},
       {true, frame(FrameKind::kFromClient, 0, 0, Bytes(7)), "a record of 7 bytes"},
       {true, frame(FrameKind::kFromClient, 0, 0, Bytes(kSizes.ring_bytes)), "a record of 65536 bytes"},
-      {true, frame(FrameKind::kLease, kGroup, 0, Bytes(31)), "a lease of 31 bytes"},
-      {true, frame(FrameKind::kLease, kGroup, 0, Bytes(39)), "the stamp of a lease of 7 bytes"},
-      {true, frame(FrameKind::kData, 0, 0, Bytes(23)), "bytes of a block of 23 bytes"},
+      {true, frame(FrameKind::kBlock, kGroup, 0, Bytes(23)), "a block of 23 bytes"},
+      {true, frame(FrameKind::kBlock, kGroup, 0, Bytes(31)), "the stamp of a lease of 7 bytes"},
+      {true, frame(FrameKind::kData, 0, 0, Bytes(15)), "bytes of a block of 15 bytes"},
       {true, frame(FrameKind::kCredit, 0, 0, Bytes(7)), "a credit of 7 bytes"},
       {true, frame(FrameKind::kCredit, 0, 0, word), "a credit for nothing"},
       {false, frame(FrameKind::kFromController, 1, 5, word), "a frame of kind 1, which no client takes"},
-      {false, frame(FrameKind::kLease, 1, 5, word), "a frame of kind 4, which no client takes"},
+      {false, frame(FrameKind::kBlock, 1, 5, word), "a frame of kind 4, which no client takes"},
       {false, frame(FrameKind::kToClient, 0, 0, Bytes(7)), "a record of 7 bytes"},
       {false, frame(FrameKind::kFutureDone, 0, 0, Bytes(23)), "a frame of kind 11"},
       {false, frame(FrameKind::kRetired, 0, 0, Bytes(7)), "a count of runs of 7 bytes"},
       {false, frame(FrameKind::kStatus, 3, 0, {}), "a status that there is not"},
-      {false, frame(FrameKind::kLeaseBack, 0, 0, Bytes(15)), "a lease back of 15 bytes"},
-      {false, frame(FrameKind::kLeaseBack, 0, 0, Bytes(18)), "a lease back with half a host"},
+      {false, frame(FrameKind::kBlockOver, 0, 0, Bytes(7)), "the number of a block of 7 bytes"},
+      {false, frame(FrameKind::kKept, 0, 0, Bytes(15)), "what home keeps of 15 bytes"},
+      {false, frame(FrameKind::kKept, 0, 0, joined(uint64_t{1}, uint64_t{0})), "more blocks than were sent"},
       {false, frame(FrameKind::kCredit, 0, 0, word), "a credit for nothing"},
   };
   for (const Case& each : cases) {
@@ -361,11 +393,11 @@ TEST(ClientLink, NonsenseIsRefusedByName) {
 
 TEST(ClientLink, NobodyWritesWhatWasNotLent) {
   OneClient one;
-  const auto lease = [&](uint64_t offset, uint64_t bytes, uint64_t number, uint32_t group = kGroup) {
-    return frame(FrameKind::kLease, group, 0, joined(LeaseFrame{offset, bytes, 0, number}, uint64_t{1}));
+  const auto block = [&](uint64_t number, uint64_t bytes, uint64_t token = 0, uint32_t group = kGroup) {
+    return frame(FrameKind::kBlock, group, 0, joined(BlockFrame{number, bytes, token}, uint64_t{1}));
   };
-  const auto data = [&](uint64_t offset, uint64_t at, uint64_t number) {
-    return frame(FrameKind::kData, 0, 0, joined(DataFrame{offset, at, number}, uint64_t{1}));
+  const auto data = [&](uint64_t number, uint64_t at) {
+    return frame(FrameKind::kData, 0, 0, joined(DataFrame{number, at}, uint64_t{1}));
   };
   const auto is_dropped = [](Link& link, const Bytes& bytes) {
     const uint64_t before = link.stats().dropped;
@@ -373,34 +405,38 @@ TEST(ClientLink, NobodyWritesWhatWasNotLent) {
     return link.stats().dropped != before;
   };
   Link& home = *one.far.at_home;
-  EXPECT_TRUE(is_dropped(home, data(1 << 20, 0, 1)));
-  (void)refusal(home, lease(1 << 20, 64, 1, 99));  // a group that there is not
-  EXPECT_TRUE(is_dropped(home, data(1 << 20, 0, 1)));
-  for (const uint64_t offset : {uint64_t{0}, uint64_t{64}, uint64_t{1 << 20} + 8, UINT64_MAX - 63, uint64_t{1} << 40}) {
-    EXPECT_EQ(refusal(home, lease(offset, 64, 2)), "taken");
-    EXPECT_TRUE(is_dropped(home, data(offset, 0, 2))) << offset;
+  EXPECT_TRUE(is_dropped(home, data(1, 0)));
+  EXPECT_EQ(refusal(home, block(1, 64, 0, 99)), "taken");  // a group that there is not
+  EXPECT_TRUE(is_dropped(home, data(1, 0)));
+  for (const uint64_t bytes : {uint64_t{1} << 40, UINT64_MAX, UINT64_MAX - 63, UINT64_MAX - 127}) {
+    EXPECT_EQ(refusal(home, block(bytes, bytes)), "taken");  // there is no room
+    EXPECT_TRUE(is_dropped(home, data(bytes, 0))) << bytes;
   }
-  EXPECT_EQ(refusal(home, lease(1 << 20, 64, 3)), "taken");
-  EXPECT_FALSE(is_dropped(home, data(1 << 20, 56, 3)));
-  EXPECT_TRUE(is_dropped(home, data(1 << 20, 57, 3)));
-  EXPECT_TRUE(is_dropped(home, data(1 << 20, UINT64_MAX, 3)));
-  EXPECT_TRUE(is_dropped(home, data(1 << 20, 0, 4)));
+  EXPECT_FALSE(is_dropped(home, block(3, 64)));
+  EXPECT_TRUE(is_dropped(home, block(3, 64)));  // there is one
+  EXPECT_FALSE(is_dropped(home, data(3, 56)));
+  EXPECT_TRUE(is_dropped(home, data(3, 57)));
+  EXPECT_TRUE(is_dropped(home, data(3, UINT64_MAX)));
+  EXPECT_TRUE(is_dropped(home, data(4, 0)));
+  EXPECT_FALSE(is_dropped(home, block(5, 64, 9)));
+  EXPECT_TRUE(is_dropped(home, data(5, 0)));  // hosts fill it
+  EXPECT_TRUE(is_dropped(home, block(6, 64, 9)));
   // Home writes to nothing of the client's but to what it fetches into.
   const uint64_t put = one.block(64, 1), fetched = one.block(64, 1);
   one.command(CommandKind::kPut, one.future(2), {}, put, 64);
   one.command(CommandKind::kFetch, one.future(1), one.future(2), fetched, 64);
   (void)one.far.at_client->collect(one.buffer);
+  EXPECT_EQ(one.arena().was_references(put), 1u);
   Link& client = *one.far.at_client;
-  EXPECT_TRUE(is_dropped(client, data(put, 0, 1)));
-  EXPECT_FALSE(is_dropped(client, data(fetched, 0, 2)));
-  EXPECT_TRUE(is_dropped(client, data(fetched, 60, 2)));
-  EXPECT_TRUE(is_dropped(client, data(fetched, 0, 1)));
-  const auto back = [&](uint64_t offset, uint64_t number) {
-    return frame(FrameKind::kLeaseBack, 0, 0, joined(LeaseBackFrame{offset, number}, uint32_t{0}));
-  };
-  EXPECT_TRUE(is_dropped(client, back(put, 2)));
-  EXPECT_FALSE(is_dropped(client, back(put, 1)));
-  EXPECT_TRUE(is_dropped(client, back(put, 1)));
+  EXPECT_TRUE(is_dropped(client, data(1, 0)));
+  EXPECT_FALSE(is_dropped(client, data(2, 0)));
+  EXPECT_TRUE(is_dropped(client, data(2, 60)));
+  EXPECT_TRUE(is_dropped(client, data(3, 0)));
+  const auto over = [&](uint64_t number) { return frame(FrameKind::kBlockOver, 0, 0, joined(number)); };
+  EXPECT_TRUE(is_dropped(client, over(1)));
+  EXPECT_FALSE(is_dropped(client, over(2)));
+  EXPECT_EQ(one.arena().was_references(fetched), 1u);
+  EXPECT_TRUE(is_dropped(client, over(2)));
 }
 
 /// Random bytes and mutated frames break the link or count for nothing; they write nothing outside of the blocks.

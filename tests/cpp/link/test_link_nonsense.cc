@@ -26,24 +26,23 @@ TEST(Nonsense, IsRefusedByName) {
       {false, joined(FrameHeader{UINT32_MAX, FrameKind::kPing, 0, 0, 0}), "a frame of 4294967295 bytes"},
       {true, joined(odd, uint64_t{0}), "a frame with a wrong header"},
       {true, frame(static_cast<FrameKind>(0), 1, 5, joined(done)), "a frame of kind 0"},
-      {true, frame(static_cast<FrameKind>(15), 1, 5, joined(done)), "a frame of kind 15"},
+      {true, frame(static_cast<FrameKind>(16), 1, 5, joined(done)), "a frame of kind 16"},
       {true, frame(FrameKind::kFromController, 1, 5, joined(done)), "a frame of kind 1, which this end does not take"},
-      {true, frame(FrameKind::kLease, 1, 5, joined(done)), "a frame of kind 4"},
+      {true, frame(FrameKind::kBlock, 1, 5, joined(done)), "a frame of kind 4"},
       {false, frame(FrameKind::kToController, 1, 5, joined(done)), "a frame of kind 2"},
-      {false, frame(FrameKind::kLeaseBack, 1, 5, joined(done)), "a frame of kind 6"},
+      {true, frame(FrameKind::kBlockOver, 1, 5, joined(done)), "a frame of kind 6"},
       {true, to_home({}), "a record of 0 bytes"},
       {true, to_home(Bytes(7)), "a record of 7 bytes"},
       {true, to_home(Bytes(Machine::kSizes.ring_bytes / 2)), "a record of 32768 bytes"},
       {false, frame(FrameKind::kFromController, 1, 5, Bytes(7)), "a record of 7 bytes"},
       {true, frame(FrameKind::kPeer, 1, 5, Bytes(7)), "a record of a host to another of 7 bytes"},
-      {false, frame(FrameKind::kLease, Home::kClient, 1, Bytes(31)), "a lease of 31 bytes"},
-      {false, frame(FrameKind::kLease, Home::kClient, 0, Bytes(32)), "a lease to 0 hosts"},
-      {false, frame(FrameKind::kLease, Home::kClient, 2, Bytes(36)), "a lease to 2 hosts in 4 bytes"},
-      {false, frame(FrameKind::kLease, Home::kClient, 1025, Bytes(32 + 4100)), "a lease to 1025 hosts"},
-      {false, frame(FrameKind::kLease, Home::kClient, -1, Bytes(36)), "a lease to 4294967295 hosts"},
-      {true, frame(FrameKind::kData, Home::kClient, 0, Bytes(23)), "bytes of a block of 23 bytes"},
-      {false, frame(FrameKind::kData, Home::kClient, 0, Bytes(23)), "bytes of a block of 23 bytes"},
-      {true, frame(FrameKind::kLeaseBack, Home::kClient, 1, Bytes(15)), "a lease back of 15 bytes"},
+      {false, frame(FrameKind::kBlock, Home::kClient, 1, Bytes(23)), "a block of 23 bytes"},
+      {false, frame(FrameKind::kBlock, Home::kClient, 0, Bytes(24)), "a block for 0 hosts"},
+      {false, frame(FrameKind::kBlock, Home::kClient, 2, Bytes(28)), "a block for 2 hosts in 4 bytes"},
+      {false, frame(FrameKind::kBlock, Home::kClient, 1025, Bytes(24 + 4100)), "a block for 1025 hosts"},
+      {false, frame(FrameKind::kBlock, Home::kClient, -1, Bytes(28)), "a block for 4294967295 hosts"},
+      {true, frame(FrameKind::kData, Home::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
+      {false, frame(FrameKind::kData, Home::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
       {true, frame(FrameKind::kPing, 0, 0, Bytes(7)), "a ping of 7 bytes"},
       {true, frame(FrameKind::kPong, 0, 0, Bytes(15)), "a pong of 15 bytes"},
       {true, to_home(joined(RecordHeader{RecordKind::kFutureDone, 0, Home::kClient}, uint64_t{1})),
@@ -93,40 +92,32 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
     return link.stats().dropped;
   };
   const Bytes record = joined(RecordHeader{RecordKind::kRunDone, 0, 0});
-  const auto lease = [](uint64_t offset, uint64_t bytes) {
-    return joined(LeaseFrame{offset, bytes, 0, 1}, uint32_t{1});
-  };
+  const auto block = [](uint64_t number, uint64_t bytes) { return joined(BlockFrame{number, bytes, 0}, uint32_t{1}); };
+  const auto data = [](uint64_t number, uint64_t at) { return joined(DataFrame{number, at}, uint64_t{1}); };
   EXPECT_EQ(drops(true, frame(FrameKind::kToController, 2, 5, record)), 1u);
   EXPECT_EQ(drops(true, frame(FrameKind::kToController, 1, 6, record)), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kFromController, 2, 5, record)), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kFromController, 1, 4, record)), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kPeer, 1, 4, joined(FarHeader{2, 5}))), 1u);
   EXPECT_EQ(drops(true, frame(FrameKind::kPeer, 1, 5, joined(FarHeader{1, 5}))), 1u);
-  EXPECT_EQ(drops(false, frame(FrameKind::kLease, 9, 1, lease(1 << 20, 64))), 1u);
-  EXPECT_EQ(drops(false, frame(FrameKind::kData, 9, 0, joined(DataFrame{1 << 20, 0, 1}, uint64_t{1}))), 1u);
-  EXPECT_EQ(drops(false, frame(FrameKind::kData, Home::kClient, 0, joined(DataFrame{1 << 20, 0, 1}, uint64_t{1}))), 1u);
-  for (const uint64_t offset : {uint64_t{0}, uint64_t{64}, uint64_t{1 << 20} + 8, UINT64_MAX - 63, uint64_t{1} << 40}) {
-    Bytes both = frame(FrameKind::kLease, Home::kClient, 1, lease(offset, 64));
-    const Bytes data = frame(FrameKind::kData, Home::kClient, 0, joined(DataFrame{offset, 0, 1}, uint64_t{1}));
-    both.insert(both.end(), data.begin(), data.end());
-    EXPECT_EQ(drops(false, both), 1u) << offset;
+  EXPECT_EQ(drops(false, frame(FrameKind::kBlock, 9, 1, block(1, 64))), 1u);
+  EXPECT_EQ(drops(false, frame(FrameKind::kData, 9, 0, data(1, 0))), 1u);
+  EXPECT_EQ(drops(false, frame(FrameKind::kData, Home::kClient, 0, data(1, 0))), 1u);
+  const auto drops_of = [&](uint64_t bytes, const Bytes& payload) {
+    Bytes both = frame(FrameKind::kBlock, Home::kClient, 1, block(1, bytes));
+    const Bytes data_frame = frame(FrameKind::kData, Home::kClient, 0, payload);
+    both.insert(both.end(), data_frame.begin(), data_frame.end());
+    return drops(false, both);
+  };
+  for (const uint64_t bytes : {UINT64_MAX, uint64_t{8} << 20, UINT64_MAX - 63, UINT64_MAX - 127}) {
+    EXPECT_EQ(drops_of(bytes, data(1, 0)), 1u) << bytes;  // there is no room
   }
-  for (const uint64_t bytes : {UINT64_MAX, uint64_t{4} << 20, UINT64_MAX - (1 << 20) - 63}) {
-    Bytes both = frame(FrameKind::kLease, Home::kClient, 1, lease(1 << 20, bytes));
-    const Bytes data = frame(FrameKind::kData, Home::kClient, 0, joined(DataFrame{1 << 20, 0, 1}, uint64_t{1}));
-    both.insert(both.end(), data.begin(), data.end());
-    EXPECT_EQ(drops(false, both), 1u) << bytes;
-  }
-  for (const DataFrame& data : {DataFrame{1 << 20, 64, 1}, DataFrame{1 << 20, 57, 1}, DataFrame{1 << 20, UINT64_MAX, 1},
-                                DataFrame{1 << 20, 0, 2}}) {
-    Bytes both = frame(FrameKind::kLease, Home::kClient, 1, lease(1 << 20, 64));
-    const Bytes more = frame(FrameKind::kData, Home::kClient, 0, joined(data, uint64_t{1}));
-    both.insert(both.end(), more.begin(), more.end());
-    EXPECT_EQ(drops(false, both), 1u) << data.at;
-  }
+  for (const uint64_t at : {uint64_t{64}, uint64_t{57}, UINT64_MAX}) EXPECT_EQ(drops_of(64, data(1, at)), 1u) << at;
+  EXPECT_EQ(drops_of(64, data(2, 0)), 1u);
+  EXPECT_EQ(drops_of(64, data(1, 56)), 0u);
 }
 
-/// A machine that lies can write only to what was lent to it for a fetch, and return only its own leases.
+/// A machine that lies can write only to what was lent to it for a fetch, and end only its own hosts' leases.
 TEST(Nonsense, HomeWritesOnlyWhatItLent) {
   Home home(1);
   home[0].add_host(1, 5);
@@ -138,45 +129,42 @@ TEST(Nonsense, HomeWritesOnlyWhatItLent) {
     ASSERT_EQ(home.arena().allocate(64, block), Status::kOk);
     std::memset(home.arena().at(*block), 1, 64);
   }
-  home.arena().lease_out(fetched, 6, 1);
-  home.arena().lease_out(lent, 6, 2);
-  put(home[0].hosts.at(1).orders, home.command(CommandKind::kFetch, 7, home.future().raw, fetched, 64, 1));
+  home.arena().lease_out(fetched, 2, 1);
+  home.arena().lease_out(lent, 2, 2);
+  const Handle token = home.future();
+  put(home[0].hosts.at(1).orders, home.command(CommandKind::kFetch, 7, token.raw, fetched, 64, 1));
   put(home[0].hosts.at(1).orders, home.command(CommandKind::kPut, 8, 0, lent, 64, 2));
   home.transmit();
+  EXPECT_EQ(home.arena().was_references(lent), 1u);
   Link& link = *home[0].at_home;
   const auto say = [&](const Bytes& bytes) {
     const uint64_t before = link.stats().dropped;
     EXPECT_EQ(refusal(link, bytes), "taken");
     return link.stats().dropped == before;
   };
-  const auto write = [&](uint64_t offset, uint64_t at, uint64_t lease, size_t bytes) {
-    Bytes payload = joined(DataFrame{offset, at, lease});
+  const auto write = [&](uint64_t number, uint64_t at, size_t bytes, uint32_t client = Home::kClient) {
+    Bytes payload = joined(DataFrame{number, at});
     payload.resize(sizeof(DataFrame) + bytes, std::byte{9});
-    return say(frame(FrameKind::kData, Home::kClient, 0, payload));
+    return say(frame(FrameKind::kData, client, 0, payload));
   };
-  const auto return_lease = [&](uint64_t offset, uint64_t lease, uint32_t host) {
-    return say(
-        frame(FrameKind::kLeaseBack, Home::kClient, static_cast<int32_t>(host), joined(LeaseBackFrame{offset, lease})));
+  const auto complete = [&](uint32_t host) {
+    return say(frame(FrameKind::kToController, host, 5,
+                     joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient}, token.raw, 0, 0})));
   };
-  EXPECT_FALSE(write(own, 0, 1, 8));
-  EXPECT_FALSE(write(lent, 0, 2, 8));  // a put's
-  EXPECT_FALSE(write(fetched, 0, 2, 8));
-  EXPECT_FALSE(write(fetched, 60, 1, 8));
-  EXPECT_FALSE(write(fetched, UINT64_MAX, 1, 8));
-  EXPECT_FALSE(return_lease(own, 1, 1));
-  EXPECT_FALSE(return_lease(lent, 1, 1));
-  EXPECT_FALSE(return_lease(lent, 2, 2));  // to which this link has lent nothing
-  for (const uint64_t block : {own, fetched, lent}) {
-    EXPECT_EQ(home.arena().at(block)[0], std::byte{1});
-    EXPECT_EQ(home.arena().was_references(block), block == own ? 1u : 3u);
-  }
-  EXPECT_TRUE(write(fetched, 56, 1, 8));
+  EXPECT_FALSE(write(0, 0, 8));
+  EXPECT_FALSE(write(2, 0, 8));  // a put's
+  EXPECT_FALSE(write(3, 0, 8));
+  EXPECT_FALSE(write(1, 60, 8));
+  EXPECT_FALSE(write(1, UINT64_MAX, 8));
+  EXPECT_FALSE(write(1, 0, 8, Home::kClient + 1));
+  for (const uint64_t block : {own, fetched, lent}) EXPECT_EQ(home.arena().at(block)[0], std::byte{1});
+  EXPECT_TRUE(complete(2));  // which has no part in it
+  EXPECT_EQ(home.arena().was_references(fetched), 2u);
+  EXPECT_TRUE(write(1, 56, 8));
   EXPECT_EQ(home.arena().at(fetched)[63], std::byte{9});
-  EXPECT_TRUE(return_lease(fetched, 1, 1));
-  EXPECT_FALSE(return_lease(fetched, 1, 1));
-  EXPECT_FALSE(write(fetched, 0, 1, 8));
-  EXPECT_TRUE(return_lease(lent, 2, 1));
-  EXPECT_EQ(home.arena().was_references(lent), 2u);
+  EXPECT_TRUE(complete(1));
+  EXPECT_EQ(home.arena().was_references(fetched), 1u);
+  EXPECT_FALSE(write(1, 0, 8));
 }
 
 TEST(Nonsense, ACorruptRing) {

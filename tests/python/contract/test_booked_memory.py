@@ -81,7 +81,7 @@ def test_puts_are_no_bigger_than_booked(cluster: Any, here: Any, add: Any, quiet
                 native.put(array, payloads.put_inline(placement, bytes(VALUE.nbytes)))
             else:
                 block = host_transfer.allocate(native, room, "a test")
-                native.put(array, payloads.put_arena(placement, block.offset, room), block)
+                native.put(array, payloads.put_leased(placement), block)
                 del block
             text = refused(cluster, array.raw_handle)
             assert "put failed on host" in text, name

@@ -58,16 +58,16 @@ def test_puts_of_what_was_not_lent(cluster: Any, mine: Any) -> None:
     block = host_transfer.allocate(native, room, "a test")
     np.frombuffer(block, np.uint8)[:] = 0
     never = host_transfer.allocate(native, room, "a test")
-    cases = {name: payloads.put_arena(placement, *span) for name, span in spans(block, room).items()}
-    cases["a block that was not lent"] = payloads.put_arena(placement, never.offset, room)
+    cases = {**spans(block, room), "a block that was not lent": (never.offset, room)}
+    payload = payloads.put_leased(placement)
     lease = block  # once in its life: from the first of these on it is lent
-    for name, payload in cases.items():
+    for name, span in cases.items():
         array = native.new_array(layout)
-        native.put(array, payload, lease)
+        native.put(array, payload, lease, span)
         lease = None
         assert "was not lent" in refused(cluster, array.raw_handle), name
     array = native.new_array(layout)
-    native.put(array, payloads.put_arena(placement, block.offset, room))  # the one that was
+    native.put(array, payload, None, (block.offset, room))  # the one that was
     np.testing.assert_array_equal(np.asarray(array), np.zeros_like(VALUE))
     del array, block, never
     np.testing.assert_array_equal(np.asarray(pw.device_put(OTHER, mine.slice)), OTHER)
@@ -76,14 +76,13 @@ def test_puts_of_what_was_not_lent(cluster: Any, mine: Any) -> None:
 def test_puts_that_make_no_sense(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
     placement = cluster.placement(layout).number
+    block = host_transfer.allocate(native, 64, "a test")
     for name, payload in {
-        "a short block": payloads.put_arena(
-            placement, (block := host_transfer.allocate(native, 64, "a test")).offset, 64
-        ),
+        "a short block": payloads.put_leased(placement),
         "few bytes": payloads.put_inline(placement, b"1234"),
         "uneven bytes": payloads.put_inline(placement, b"12345"),
         "no placement": payloads.put_inline(placement + 1000, VALUE.tobytes()),
-        "no span": payloads.put_arena(placement, 64, 64)[:-3],
+        "no mode at all": payloads.put_leased(placement)[:-1],
         "no mode": payloads.put_inline(placement, b"")[:-1] + b"\xff",
         "no kind": b"",
         "no key": payloads.put_local(placement, 1 << 50),
@@ -134,34 +133,32 @@ def test_fetches_to_what_was_not_lent(cluster: Any, mine: Any) -> None:
     native, room = cluster.native, VALUE.nbytes
     block = host_transfer.allocate(native, room, "a test")
     never = host_transfer.allocate(native, room, "a test")
-    cases = {name: payloads.fetch_arena(*span) for name, span in spans(block, room).items()}
-    cases["a block that was not lent"] = payloads.fetch_arena(never.offset, room)
+    cases = {**spans(block, room), "a block that was not lent": (never.offset, room)}
+    payload = payloads.fetch_leased()
     lease = block
-    for name, payload in cases.items():
+    for name, span in cases.items():
         token = native.new_token(mine.layout.parts)
-        native.fetch(mine, token, payload, lease)
+        native.fetch(mine, token, payload, lease, span)
         lease = None
         assert "was not lent" in refused(cluster, token), name
         native.forget_token(token)
     token = native.new_token(mine.layout.parts)
-    is_near = cluster.is_embedded or not cluster.address.startswith("pathways")
-    good = block if is_near else host_transfer.allocate(native, room, "a test")  # over a link, its lease is back
-    native.fetch(mine, token, payloads.fetch_arena(good.offset, room), None if is_near else good)
+    native.fetch(mine, token, payload, None, (block.offset, room))  # the one that was
     assert native.wait_raw(token, 60.0) == "ready"
     native.forget_token(token)
-    np.testing.assert_array_equal(np.frombuffer(good, np.float32), VALUE)
-    del block, never, good
+    np.testing.assert_array_equal(np.frombuffer(block, np.float32), VALUE)
+    del block, never
     small = host_transfer.allocate(native, 64, "a test")
     guard = host_transfer.allocate(native, 1 << 12, "a test")
     np.frombuffer(guard, np.uint8)[:] = 7
     for nbytes in (64, 4):
         token = native.new_token(mine.layout.parts)
-        native.fetch(mine, token, payloads.fetch_arena(small.offset, nbytes), small)
+        native.fetch(mine, token, payload, small, (small.offset, nbytes))
         assert "does not fit into" in refused(cluster, token)
         native.forget_token(token)
         small = host_transfer.allocate(native, 64, "a test")
     assert (np.frombuffer(guard, np.uint8) == 7).all()
-    for payload in (b"", b"F", payloads.fetch_arena(64, 64)[:-1], b"F\xff"):
+    for payload in (b"", b"F", b"F\xff"):
         token = native.new_token(mine.layout.parts)
         native.fetch(mine, token, payload)
         assert "fetch failed on host" in refused(cluster, token), payload
@@ -177,7 +174,7 @@ def test_a_fetch_of_what_is_gone_with_a_bad_span(cluster: Any, mine: Any) -> Non
     gc.collect()
     native.flush()
     token = native.new_token(layout.parts)
-    native.command(2, layout.group, handle, token, payloads.fetch_arena(1 << 40, 64))
+    native.command(2, layout.group, handle, token, payloads.fetch_leased())
     assert "deleted" in refused(cluster, token)
     native.forget_token(token)
     assert isinstance(jax.device_get(mine), np.ndarray)
