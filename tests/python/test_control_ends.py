@@ -17,7 +17,7 @@ from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.cluster.remote import StartupEvent, connect_unix
-from pathways.process import run_directory
+from pathways.process import run_directory, supervised
 from pathways.process.config import ClusterOptions
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -125,14 +125,15 @@ def test_ctrl_c_during_the_start_leaves_nothing(stage: int) -> None:
     assert not any(is_running(pid) for pid in pids if pid)
 
 
-def test_a_terminated_supervisor_ends_the_cluster_at_any_moment() -> None:
+def test_a_terminated_supervisor_ends_the_cluster_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `close` does it when connecting failed, however early."""
+    monkeypatch.setattr(supervised, "CLOSE_GRACE_S", 60.0)
     for delay_s in (0.0, 0.05, 0.3):
         handle = LocalClusterHandle(ClusterOptions(1, 1, 1, **SMALL), "cpu")
         time.sleep(delay_s)
         started = time.monotonic()
         handle.close()
-        assert time.monotonic() - started < 7.0, "not at the second try"
+        assert time.monotonic() - started < 50.0, "not at the second try"
         assert not os.path.exists(handle.directory) and not is_running(handle.supervisor_pid)
 
 

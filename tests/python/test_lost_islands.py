@@ -22,6 +22,7 @@ from control_doubles import GARBLED
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.cluster.remote import RemoteControl, connect_unix
+from pathways.process import supervised
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -233,7 +234,7 @@ def test_an_island_that_does_not_come_back_ends_the_cluster(
     handle = start(2, 1)
     other = guest(handle)
     kill(hosts(handle.control)[1])
-    failure = eventually(other.failure, "the cluster fails", 20.0)
+    failure = eventually(other.failure, "the cluster fails")
     assert isinstance(failure, errors.HostLostError)
     for word in ("host 1 (pid ", "RuntimeError: no devices today", "could not be started again, 3 times in a row"):
         assert word in str(failure)
@@ -249,6 +250,7 @@ def test_the_cluster_is_closed_while_an_island_starts(
     handle = start(1, 2)
     kill(hosts(handle.control)[0])
     eventually(lambda: hosts(handle.control)[0]["state"] == "starting", "it starts")
+    monkeypatch.setattr(supervised, "CLOSE_GRACE_S", 60.0)
     started = time.monotonic()
     handle.close()
-    assert time.monotonic() - started < 7.0
+    assert time.monotonic() - started < 50.0, "not at the second try"

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import trace_queries
 from click.testing import CliRunner
+from control_clusters import eventually
 from trace_cases import RUNS, check_shape, recorded, run_program
 
 import pathways as pw
@@ -320,12 +321,14 @@ def test_a_cluster_that_ends_during_the_trace(tmp_path: pathlib.Path) -> None:
     cluster = pw.connect(pw.LocalCluster(devices_per_host=3))
     try:
         f = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set().add_slice(devices=1), name="before_the_end")
-        with pytest.raises(pw.errors.PathwaysError) as caught, pw.trace(path, cluster=cluster):
+        with pytest.raises(pw.errors.PathwaysError) as caught, pw.trace(path, cluster=cluster) as trace:
             for _ in range(3):
                 np.asarray(f(jnp.ones(4)))
-            time.sleep(0.8)  # until the controller has taken the records
+            recording: Any = trace._recording
+            so_far = recording._recorded
+            eventually(lambda: so_far.runs and "before_the_end" in str(so_far.plans), "records have come")
             os.kill(cluster.stats()["controller"]["pid"], signal.SIGKILL)
-            time.sleep(0.5)
+            eventually(lambda: not recording.is_on, "the recording has ended")
         assert any("has what was recorded before" in note for note in caught.value.__notes__)
     finally:
         cluster.close()

@@ -32,21 +32,28 @@ def heavy(x: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_call_returns_before_anything_executes(local_cluster: Any) -> None:
-    """ASY-1: also through a transfer, and on a result that is not there yet."""
+    """ASY-1: also through a transfer, and on a result that is not there yet. A busy machine may stop this process
+    between two calls for longer than they take, but not each time."""
     devices = pw.make_virtual_device_set(local_cluster)
     one, two = devices.add_slice(devices=2), devices.add_slice(devices=4)
     work, more = pw.jit(heavy, devices=one), pw.jit(heavy, devices=two)
     program = pw.program(lambda x: more(work(x)))
     jax.block_until_ready(work(program(VALUE)))
     x = jax.block_until_ready(pw.device_put(VALUE, one))
-    begin = time.perf_counter()
-    y = program(x)
-    z = work(y)
-    called = time.perf_counter() - begin
-    assert not y.is_ready() and not z.is_ready()
-    np.testing.assert_array_equal(np.asarray(z), VALUE + 3)
-    waited = time.perf_counter() - begin
-    assert called < waited / 4, f"the calls took {called:.4f} s of {waited:.4f} s"
+    seen = []
+    for _ in range(8):
+        begin = time.perf_counter()
+        y = program(x)
+        z = work(y)
+        called = time.perf_counter() - begin
+        pending = not y.is_ready() and not z.is_ready()
+        np.testing.assert_array_equal(np.asarray(z), VALUE + 3)
+        waited = time.perf_counter() - begin
+        seen.append((pending, called, waited))
+        if pending and called < waited / 4:
+            break
+    else:
+        pytest.fail(f"pending, seconds of the calls and of all: {seen}")
 
 
 @pytest.mark.watchdog(300)
