@@ -54,7 +54,7 @@ def stats_with_notes(control: RemoteControl) -> dict[str, Any]:
     return stats
 
 
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if result := condition():

@@ -3,7 +3,8 @@
     python room_client.py ADDRESS [PRIORITY]
 
 Lines and answers are JSON objects. "hold": puts so many MiB on device 0. "check": computes something of them, which
-must be right. "work": steps of a computation on them for so many seconds. "drop": gives them up.
+must be right. "work": steps of a computation on them for so many seconds; the answer has when it stopped.
+"drop": gives them up.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def main() -> None:
                 while time.monotonic() < until:
                     held = step(held)
                     steps += 1
+                answer = {"steps": steps, "stopped": time.monotonic()}
                 held.block_until_ready()
                 want = want + steps
-                answer["steps"] = steps
             elif order["do"] == "drop":
                 held = None
         except pw.errors.PathwaysError as error:

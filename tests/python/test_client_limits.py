@@ -236,7 +236,7 @@ def test_limits_that_make_no_sense(owner: pw.Cluster, given: dict[str, Any], wor
 @pytest.mark.slow
 def test_a_client_that_is_gone(owner: pw.Cluster, guest: Guest) -> None:
     guest.end()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(each["client"] == guest.number for each in owner.stats()["clients"]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -298,11 +298,16 @@ def test_shares_are_measured_and_a_new_weight_acts_at_once(owner: pw.Cluster) ->
             rows = {each["client"]: each for each in json.loads(done.output)["clients"]}
             return [rows[guest.number]["share"] for guest in guests]
 
-        time.sleep(0.5)
-        assert shares() == pytest.approx([0.5, 0.5], abs=0.1)
+        def become(*wanted: float) -> None:
+            """Shares that are wrong stay wrong; on a busy machine they are off in some measurements."""
+            found = [shares()]
+            while found[-1] != pytest.approx(wanted, abs=0.1):
+                assert len(found) < 8, found
+                found.append(shares())
+
+        become(0.5, 0.5)
         owner.limit(guests[0].number, weight=4)
-        time.sleep(0.2)
-        assert shares() == pytest.approx([0.8, 0.2], abs=0.1)
+        become(0.8, 0.2)
         for guest in guests:
             stop = "(globals().update(stop=True), thread.join(), bool((np.asarray(x) == count).all()))[-1]"
             assert guest.ask(stop) is True

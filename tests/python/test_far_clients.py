@@ -80,8 +80,8 @@ def test_it_works_as_on_the_machine_itself(machines: MachineCluster) -> None:
         directory = json.loads(process.cmdline()[-2])["directory"]
         assert os.path.isdir(directory)
     assert not far.is_alive()
-    eventually(lambda: not process.is_running(), "the link's process is gone", 10)
-    eventually(lambda: me["client"] not in clients(machines), "the client is gone", 10)
+    eventually(lambda: not process.is_running(), "the link's process is gone")
+    eventually(lambda: me["client"] not in clients(machines), "the client is gone")
     assert not os.path.exists(directory)
 
 
@@ -97,7 +97,7 @@ def test_nothing_of_a_client_is_kept(machines: MachineCluster) -> None:
     before = len(os.listdir(folder))
     for _ in range(5):
         come_and_go()
-    eventually(lambda: len(os.listdir(folder)) < before + 5, "descriptors of clients that have left are closed", 20)
+    eventually(lambda: len(os.listdir(folder)) < before + 5, "descriptors of clients that have left are closed")
 
 
 def test_errors_deadlines_and_cancelling(machines: MachineCluster) -> None:
@@ -137,7 +137,7 @@ def test_a_caller_that_is_gone_before_it_is_served(machines: MachineCluster, mon
                 dialing.dial(way.address, own, "session")
             np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
         monkeypatch.undo()
-        eventually(lambda: len(os.listdir(folder)) <= before, "what the callers had is gone", 20)
+        eventually(lambda: len(os.listdir(folder)) <= before, "what the callers had is gone")
 
 
 def abort(sock: socket.socket) -> Any:
@@ -193,10 +193,10 @@ def test_a_far_client_that_is_killed(machines: MachineCluster, how: str) -> None
         (process if how == "client" else link).kill()
         np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
         assert process.wait(30) == (-signal.SIGKILL if how == "client" else 7)
-        eventually(lambda: not link.is_running(), "the link's process is gone", 15)
+        eventually(lambda: not link.is_running(), "the link's process is gone")
         own = near.client_id
-        eventually(lambda: set(clients(machines)) <= {*before, own}, "the client is gone", 15)
-        eventually(lambda: max(near.stats()["controller"]["live_bytes"]) < 1 << 20, "its arrays are gone", 15)
+        eventually(lambda: set(clients(machines)) <= {*before, own}, "the client is gone")
+        eventually(lambda: max(near.stats()["controller"]["live_bytes"]) < 1 << 20, "its arrays are gone")
     process.stdout.close()
 
 
@@ -210,9 +210,7 @@ def test_a_far_client_whose_link_stops(machines: MachineCluster) -> None:
         link = link_process(far)
         link.suspend()
         try:
-            start = time.monotonic()
-            eventually(lambda: number not in clients(machines), "the client is gone", 10)
-            assert time.monotonic() - start < 8
+            eventually(lambda: number not in clients(machines), "the client is gone", 20)
         finally:
             link.resume()
         with pytest.raises(pw.errors.PathwaysError, match="connect again"):
@@ -361,6 +359,6 @@ def test_a_host_is_lost(machines: MachineCluster) -> None:
             except pw.errors.HostLostError:
                 return False
 
-        eventually(works, "the island is back", 60)
+        eventually(works, "the island is back")
         del flying, kept
-        eventually(lambda: far.native.flush() or far.native.arena_stats()[0] <= free, "no lease is left", 10)
+        eventually(lambda: far.native.flush() or far.native.arena_stats()[0] <= free, "no lease is left")

@@ -87,8 +87,23 @@ def between(times: list[float], begin: float, end: float) -> int:
     return sum(begin <= each < end for each in times)
 
 
+def in_one_of(tries: int, measure: Callable[[], str]) -> None:
+    """`measure()` says what is wrong with the shares. On a busy machine they are off in some measurements, when a
+    client's process is not run; shares that are wrong are so in all."""
+    told: list[str] = []
+    while len(told) < tries:
+        told.append(measure())
+        if not told[-1]:
+            return
+    raise AssertionError(told)
+
+
 @pytest.mark.slow
 def test_four_clients_share_by_weight(tenants: Any) -> None:
+    in_one_of(3, lambda: by_weight(tenants))
+
+
+def by_weight(tenants: Any) -> str:
     weights = (1, 2, 4, 8)
     address, started = tenants("share", *({"weight": weight} for weight in weights))
     assert sorted(client["weight"] for client in inspect(address)["clients"] if client["name"]) == list(weights)
@@ -98,14 +113,17 @@ def test_four_clients_share_by_weight(tenants: Any) -> None:
     over = [tenant.finish() for tenant in started]
     begin, end = max(times[0] for times in over) + 0.3, min(times[-1] for times in over) - 0.3
     counts = [between(times, begin, end) for times in over]
-    shares = [count / sum(counts) for count in counts]
-    # The machine that runs this may be busy with other tests; the benchmark of tenants measures exactly.
-    for share, weight in zip(shares, weights, strict=True):
-        assert share == pytest.approx(weight / sum(weights), abs=0.08), (shares, counts)
+    shares = [count / max(1, sum(counts)) for count in counts]
+    # The benchmark of tenants measures exactly.
+    return "" if shares == pytest.approx([weight / 15 for weight in weights], abs=0.08) else f"{shares} {counts}"
 
 
 @pytest.mark.slow
 def test_one_that_is_killed_leaves_its_part_to_the_others(tenants: Any) -> None:
+    in_one_of(3, lambda: parts_of_the_others(tenants))
+
+
+def parts_of_the_others(tenants: Any) -> str:
     _, (light, heavy, victim) = tenants("share", {"weight": 1}, {"weight": 3}, {"weight": 50})
     for tenant in (light, heavy, victim):
         tenant.tell()
@@ -116,8 +134,9 @@ def test_one_that_is_killed_leaves_its_part_to_the_others(tenants: Any) -> None:
     over = [light.finish(), heavy.finish()]
     end = min(times[-1] for times in over) - 0.3
     counts = [between(times, gone + 0.7, end) for times in over]
-    assert sum(counts) > 3 * sum(between(times, gone - 1, gone) for times in over)
-    assert counts[1] / sum(counts) == pytest.approx(0.75, abs=0.12), counts
+    before = sum(between(times, gone - 1, gone) for times in over)
+    is_right = sum(counts) > 3 * before and counts[1] / sum(counts) == pytest.approx(0.75, abs=0.12)
+    return "" if is_right else f"{counts}, before {before}"
 
 
 @pytest.mark.slow
