@@ -38,8 +38,8 @@ def kill_host(handle: LocalClusterHandle, number: int) -> None:
     """Kills a host; returns when its island is up again."""
     restarts = hosts(handle)[number]["restarts"]
     os.kill(hosts(handle)[number]["pid"], signal.SIGKILL)
-    eventually(lambda: hosts(handle)[number]["restarts"] > restarts, "the island is started again", 30.0)
-    eventually(lambda: all(host["state"] == "up" for host in hosts(handle)), "all hosts are up", 30.0)
+    eventually(lambda: hosts(handle)[number]["restarts"] > restarts, "the island is started again")
+    eventually(lambda: all(host["state"] == "up" for host in hosts(handle)), "all hosts are up")
 
 
 def test_hosts_are_children_of_the_controller(own: LocalClusterHandle) -> None:
