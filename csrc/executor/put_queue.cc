@@ -16,6 +16,7 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
   }
   if (!c.may_name(handle)) {
     link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
+    work_.refuse_put(id, payload, {record.lease_at, record.lease_bytes});
     return true;
   }
   uint64_t devices = 0;

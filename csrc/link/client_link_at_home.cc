@@ -9,11 +9,16 @@
 #include "link/lent_blocks.h"
 
 namespace pathways {
+namespace {
+
+constexpr size_t kMostUnnamed = 16;  // the other end names a block before it sends the next
+
+}  // namespace
 
 ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock)
     : Link(clock, /*is_home=*/true),
       hub_(hub),
-      blocks_(std::move(twin)),
+      blocks_(std::move(twin), kMostUnnamed),
       bell_segment_(std::move(bell)),
       status_segment_(std::move(status)),
       view_(const_cast<std::byte*>(blocks_.segment().data()), blocks_.segment().size()),
@@ -135,7 +140,10 @@ void ClientLinkAtHome::take_record(ClientRing ring, std::span<const std::byte> r
   if (const auto command = leasing(record_in_)) {
     const uint64_t number = command->record.lease_at, at = blocks_.place(number);
     set_lease(record_in_, at, command->record.lease_bytes);
-    if (at == 0 && command->is_fetch) over_.push_back(number);
+    if (at == 0 && command->is_fetch) {
+      over_.push_back(number);
+      must_look_ = true;
+    }
   }
   keep(ring == ClientRing::kRecords ? records_ : cancels_, record_in_);
   if (ring == ClientRing::kRecords) credit_.received(record.size());

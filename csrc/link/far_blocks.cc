@@ -8,18 +8,21 @@ namespace pathways {
 namespace {
 
 constexpr size_t kMostBlocks = size_t{1} << 20;  ///< under way at once
-constexpr int64_t kTrimAfterNs = 1'000'000'000;  ///< how long nothing must come before pages are given back
+constexpr int64_t kTrimAfterNs = 1'000'000'000;  ///< how long pages stay that are not in use
 
 }  // namespace
 
-FarBlocks::FarBlocks(Segment segment) : segment_(std::move(segment)) {
+FarBlocks::FarBlocks(Segment segment, size_t most_unnamed) : segment_(std::move(segment)), most_unnamed_(most_unnamed) {
   arena_ = FarArena(ClientBlock::attach(segment_)->client_arena(), ClientView(segment_).arena().bytes());
 }
 
 bool FarBlocks::add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands) {
-  if (blocks_.contains(frame.number) || fetches_.contains(frame.token) || blocks_.size() >= kMostBlocks) return false;
+  if (blocks_.contains(frame.number) || fetches_.contains(frame.token) || blocks_.size() >= kMostBlocks ||
+      unnamed_ >= most_unnamed_) {
+    return false;
+  }
   taken_ += frame.bytes;
-  trim_ns_ = INT64_MAX;
+  ++unnamed_;
   Block& block = blocks_[frame.number];
   block = {arena_.make(frame.bytes, hosts, stamp), frame.bytes, frame.token, stamp, commands, hosts.size(), {}};
   if (block.token != 0 && block.at != 0) {
@@ -54,6 +57,7 @@ uint64_t FarBlocks::place(uint64_t number) {
   const auto found = blocks_.find(number);
   if (found == blocks_.end() || found->second.commands == 0) return 0;
   const uint64_t at = found->second.at;
+  if (found->second.commands == 1) --unnamed_;
   // A put's block is the hosts' from here on; a fetch's is filled first.
   if (--found->second.commands == 0 && (found->second.token == 0 || at == 0)) end(number);
   return at;
@@ -93,14 +97,14 @@ void FarBlocks::end(uint64_t number) {
   const auto found = blocks_.find(number);
   if (found == blocks_.end()) return;
   if (found->second.at != 0) arena_.drop(found->second.at);
+  if (found->second.commands != 0) --unnamed_;
   fetches_.erase(found->second.token);
   blocks_.erase(found);
 }
 
 void FarBlocks::look(int64_t now_ns) {
-  const uint64_t in_use = arena_.collect();
-  if (in_use < was_in_use_) trim_ns_ = now_ns + kTrimAfterNs;
-  was_in_use_ = in_use;
+  (void)arena_.collect();
+  if (trim_ns_ == INT64_MAX && arena_.can_trim()) trim_ns_ = now_ns + kTrimAfterNs;
   if (now_ns >= trim_ns_ && !arena_.trim()) trim_ns_ = INT64_MAX;
 }
 

@@ -9,9 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "link/frames.h"
@@ -24,7 +24,8 @@ namespace pathways {
 class FarBlocks {
  public:
   /// `segment` holds a ClientBlock whose arena nobody has used.
-  explicit FarBlocks(Segment segment);
+  /// `most_unnamed`: how many blocks may be here before the commands that name them.
+  FarBlocks(Segment segment, size_t most_unnamed);
 
   /// Makes room for a block and leases it to these hosts. `stamp`: see FarArena::make; `commands`: how many will
   /// name it. What finds no room, the hosts refuse. False, and nothing happens: there are such a block or too many.
@@ -40,8 +41,8 @@ class FarBlocks {
     uint64_t number, bytes;
   };
   bool is_fetching(uint64_t token) const { return fetches_.contains(token); }
-  /// A host's part of a fetch is over. When it was the last one: the block, unless the host failed; call `end` when its
-  /// bytes have gone.
+  /// A host's part of a fetch is over. When it was the last one: the block, unless that host failed; call `end` when
+  /// its bytes have gone.
   std::optional<Fetched> settle(uint64_t token, bool is_done);
   /// No completion of this token counts any more. Returns its block, which is over; 0: none.
   uint64_t fail(uint64_t token);
@@ -51,7 +52,7 @@ class FarBlocks {
 
   /// What there is of the client's blocks on this machine.
   KeptFrame kept() const { return {taken_, arena_.bytes_in_use()}; }
-  /// Called from time to time. Finds out what is free again; when nothing has come for a while, gives pages back.
+  /// Called from time to time. Finds out what is free again, and gives its pages back after a while.
   void look(int64_t now_ns);
   /// Whether `look` should be called soon.
   bool is_trimming() const { return trim_ns_ != INT64_MAX; }
@@ -71,9 +72,11 @@ class FarBlocks {
 
   Segment segment_;
   FarArena arena_;
-  std::unordered_map<uint64_t, Block> blocks_;      ///< by number
-  std::unordered_map<uint64_t, uint64_t> fetches_;  ///< number by token
-  uint64_t taken_ = 0, was_in_use_ = 0;
+  std::map<uint64_t, Block> blocks_;      ///< by number
+  std::map<uint64_t, uint64_t> fetches_;  ///< number by token
+  size_t unnamed_ = 0;                    ///< blocks that a command is still to name
+  const size_t most_unnamed_;
+  uint64_t taken_ = 0;
   int64_t trim_ns_ = INT64_MAX;  ///< when pages are given back
 };
 

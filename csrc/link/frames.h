@@ -9,7 +9,7 @@
 ///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or a
 ///                                                            FutureDoneRecord
 ///   kPeer             both, of hosts    host, incarnation    a FarHeader that names the source, and a record
-///   kBlock            home -> agent     client, count        BlockFrame, and the numbers of the block's hosts
+///   kBlock            home -> agent     client, count        BlockFrame, and a BlockHost for each host
 ///                     client -> home    group, 0             BlockFrame, and the stamp of the lease (8 bytes)
 ///   kData             both              client, 0            DataFrame, and bytes of a block
 ///   kBlockOver        home -> client    0, 0                 a word: the number of a block; nothing more comes
@@ -75,6 +75,11 @@ struct BlockFrame {
 /// Followed by bytes of the block, from `at` on.
 struct DataFrame {
   uint64_t number, at;
+};
+
+struct BlockHost {
+  uint32_t number;
+  int32_t incarnation;
 };
 
 struct KeptFrame {

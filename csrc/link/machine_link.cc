@@ -56,7 +56,8 @@ void MachineLink::remove_host(uint32_t number) {
     if (found == hosts_.end()) return;
     if (pool_ == nullptr) remove_bell(found->second.bell, found->second.keep);
     hosts_.erase(found);
-    lent_.remove_host(number);                    // LINK-2
+    lent_.remove_host(number);  // LINK-2
+    if (end_ == End::kHome && data_.has_value() && lent_.find(data_->number) == nullptr) data_.reset();
     if (end_ == End::kAgent && hosts_.empty()) {  // the hosts of an agent start anew together, with new twins
       twins_.clear();
       data_.reset();
@@ -70,7 +71,7 @@ Segment MachineLink::twin_client(uint32_t client, size_t arena_bytes) {
   auto found = twins_.find(client);
   if (found == twins_.end()) {
     const ClientBlock::Sizes sizes{64, ByteRing::kMinCapacity, arena_bytes, false};
-    found = twins_.emplace(client, Twin{FarBlocks(ClientBlock::make(sizes, true))}).first;
+    found = twins_.emplace(client, Twin{FarBlocks(ClientBlock::make(sizes, true), SIZE_MAX)}).first;
   }
   return Segment::attach(::dup(found->second.memory.segment().fd()));
 }

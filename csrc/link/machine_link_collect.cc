@@ -65,29 +65,38 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
     return true;
   }
   uint64_t block = lent_.number_of(header.client, handle, is_fetch);
-  if (block == 0 && !hub_.is_leased(header.client, record.lease_at, record.lease_bytes, number)) {
-    set_lease(bytes, 0, record.lease_bytes);  // the host refuses it
-    return true;
-  }
-  if (block == 0) {  // else it has gone out for another host
+  if (block == 0) {
     std::vector<uint32_t> here;
+    std::vector<BlockHost> there;
     for (const uint32_t host : hub_.group(record.group)) {
-      if (hosts_.contains(host) && here.size() < kMostHosts) here.push_back(host);
+      const auto found = hosts_.find(host);
+      if (found == hosts_.end() || here.size() >= kMostHosts ||
+          !hub_.is_leased(header.client, record.lease_at, record.lease_bytes, host)) {
+        continue;
+      }
+      here.push_back(host);
+      there.push_back({host, found->second.incarnation});
     }
-    if (here.empty()) here.push_back(number);
-    const size_t hosts_bytes = here.size() * sizeof(uint32_t);
-    if (!to.fits(sizeof(BlockFrame) + hosts_bytes)) return false;
-    block = lent_.add({header.client, handle, is_fetch, record.lease_at, record.lease_bytes, 0, here, here});
-    const BlockFrame frame{block, record.lease_bytes, is_fetch ? record.token : 0};
-    std::byte* at =
-        to.begin(FrameKind::kBlock, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);
-    std::memcpy(at, &frame, sizeof frame);
-    std::memcpy(at + sizeof frame, here.data(), hosts_bytes);
-    if (!is_fetch) data_ = {header.client, block, record.lease_bytes};
+    if (std::ranges::find(here, number) != here.end()) {
+      const size_t hosts_bytes = there.size() * sizeof(BlockHost);
+      if (!to.fits(sizeof(BlockFrame) + hosts_bytes)) return false;
+      block = lent_.add({header.client, handle, is_fetch, record.lease_at, record.lease_bytes, 0, here, here});
+      const BlockFrame frame{block, record.lease_bytes, is_fetch ? record.token : 0};
+      std::byte* at =
+          to.begin(FrameKind::kBlock, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);
+      std::memcpy(at, &frame, sizeof frame);
+      std::memcpy(at + sizeof frame, there.data(), hosts_bytes);
+      if (!is_fetch) data_ = {header.client, block, record.lease_bytes};
+    }
+  }
+  LentBlocks::Lent* lent = lent_.find(block);
+  if (lent == nullptr || std::ranges::find(lent->awaited, number) == lent->awaited.end()) {
+    set_lease(bytes, 0, record.lease_bytes);  // it was not leased to this host, which refuses it
+    return true;
   }
   if (!send_data(to) || !to.fits(bytes.size())) return false;
   set_lease(bytes, block, record.lease_bytes);
-  if (LentBlocks::Lent* lent = lent_.find(block)) std::erase(lent->awaited, number);
+  std::erase(lent_.find(block)->awaited, number);
   lent_.end_if_over(block);
   return true;
 }

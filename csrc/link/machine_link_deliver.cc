@@ -79,13 +79,18 @@ void MachineLink::take_block(const FrameHeader& header, std::span<const std::byt
   const auto block = first_of<BlockFrame>(payload, "a block");
   payload = payload.subspan(sizeof block);
   const auto count = static_cast<uint32_t>(header.b);
-  if (count == 0 || count > kMostHosts || payload.size() != count * sizeof(uint32_t)) {
+  if (count == 0 || count > kMostHosts || payload.size() != count * sizeof(BlockHost)) {
     refuse("a block for " + std::to_string(count) + " hosts in " + std::to_string(payload.size()) + " bytes");
   }
-  std::vector<uint32_t> hosts(count);
-  std::memcpy(hosts.data(), payload.data(), payload.size());
+  std::vector<uint32_t> hosts;
+  for (size_t at = 0; at != payload.size(); at += sizeof(BlockHost)) {
+    const auto host = read_record<BlockHost>(payload.subspan(at));
+    if (host_of(host.number, host.incarnation) != nullptr) hosts.push_back(host.number);  // LINK-2
+  }
   const auto twin = twins_.find(header.a);
-  if (twin == twins_.end() || !twin->second.memory.add(block, hosts, 0, count)) ++stats_.dropped;
+  if (twin == twins_.end() || hosts.empty() || !twin->second.memory.add(block, hosts, 0, hosts.size())) {
+    ++stats_.dropped;
+  }
 }
 
 void MachineLink::take_data(const FrameHeader& header, std::span<const std::byte> payload) {

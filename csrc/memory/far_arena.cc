@@ -18,24 +18,21 @@ constexpr std::uint64_t kMostTrimmed = std::uint64_t{4} << 20;
 
 FarArena::FarArena(Arena* arena, std::uint64_t bytes) : arena_(arena), bytes_(bytes) {
   const std::uint64_t begin = round_up(sizeof(Arena));
-  if (bytes > begin) free_[begin] = (bytes - begin) / kCacheLine * kCacheLine;
+  if (bytes > begin) add_free(begin, (bytes - begin) / kCacheLine * kCacheLine);
 }
 
 std::uint64_t FarArena::make(std::uint64_t bytes, std::span<const std::uint32_t> hosts, std::uint64_t stamp) {
   if (bytes > bytes_ || hosts.empty()) return 0;
   const std::uint64_t whole = Arena::kHeaderBytes + round_up(std::max(bytes, std::uint64_t{1}));
-  const auto fits = [&] {
-    return std::ranges::find_if(free_, [&](const auto& piece) { return piece.second >= whole; });
-  };
-  auto found = fits();
-  if (found == free_.end()) {
+  auto found = free_by_size_.lower_bound({whole, 0});
+  if (found == free_by_size_.end()) {
     (void)collect();
-    found = fits();
-    if (found == free_.end()) return 0;
+    found = free_by_size_.lower_bound({whole, 0});
+    if (found == free_by_size_.end()) return 0;
   }
-  const auto [begin, size] = *found;
-  free_.erase(found);
-  if (size != whole) free_[begin + whole] = size - whole;
+  const auto [size, begin] = *found;
+  remove_free(begin, size);
+  if (size != whole) add_free(begin + whole, size - whole);
   in_use_ += whole;
   const std::uint64_t offset = begin + Arena::kHeaderBytes;
   Block& made = blocks_[offset] = {whole, stamp, {}};
@@ -72,13 +69,26 @@ std::uint64_t FarArena::collect() {
   std::uint64_t begin = arena_->returned_.exchange(0, std::memory_order_acquire);
   while (begin != 0) {
     const auto found = blocks_.find(begin + Arena::kHeaderBytes);
-    if (found == blocks_.end()) break;  // a host has written nonsense (TRUST-1)
+    if (found == blocks_.end() || std::exchange(found->second.is_returned, true)) {
+      find_returned();  // a host has written nonsense (TRUST-1)
+      break;
+    }
     const std::uint64_t next = *static_cast<const volatile std::uint64_t*>(&arena_->block(begin)->next_returned);
-    if (std::exchange(found->second.is_returned, true)) break;  // the same
     free_if_over(found->first, found->second);
     begin = next;
   }
   return in_use_;
+}
+
+/// Finds what all hosts have returned without the list that they make of it.
+void FarArena::find_returned() {
+  for (auto at = blocks_.begin(); at != blocks_.end();) {
+    auto& [offset, block] = *at++;
+    // SYNC arena/drain: as above.
+    const auto& references = arena_->block(offset - Arena::kHeaderBytes)->references;
+    block.is_returned = block.is_returned || references.load(std::memory_order_acquire) == 0;
+    free_if_over(offset, block);
+  }
 }
 
 void FarArena::free_if_over(std::uint64_t offset, const Block& block) {
@@ -88,17 +98,32 @@ void FarArena::free_if_over(std::uint64_t offset, const Block& block) {
   in_use_ -= bytes;
   std::uint64_t& end = untrimmed_[begin];
   end = std::max(end, begin + bytes);
-  auto after = free_.upper_bound(begin);
-  if (after != free_.end() && after->first == begin + bytes) {
-    bytes += after->second;
-    after = free_.erase(after);
+  if (const auto after = free_.find(begin + bytes); after != free_.end()) {
+    const std::uint64_t more = after->second;
+    remove_free(begin + bytes, more);
+    bytes += more;
   }
-  if (after != free_.begin() && std::prev(after)->first + std::prev(after)->second == begin) {
-    std::prev(after)->second += bytes;
-  } else {
-    free_[begin] = bytes;
+  if (auto before = free_.lower_bound(begin); before != free_.begin()) {
+    --before;
+    const auto [first, size] = *before;
+    if (first + size == begin) {
+      remove_free(first, size);
+      begin = first;
+      bytes += size;
+    }
   }
+  add_free(begin, bytes);
   blocks_.erase(offset);
+}
+
+void FarArena::add_free(std::uint64_t begin, std::uint64_t bytes) {
+  free_[begin] = bytes;
+  free_by_size_.emplace(bytes, begin);
+}
+
+void FarArena::remove_free(std::uint64_t begin, std::uint64_t bytes) {
+  free_.erase(begin);
+  free_by_size_.erase({bytes, begin});
 }
 
 bool FarArena::trim() {

@@ -3,16 +3,16 @@
 /// Hosts use a block as they use a client's own: through an ArenaView, with leases that they return. The memory of a
 /// block is free again when its maker has dropped it and all hosts have returned their leases.
 ///
-/// TRUST-1: hosts can write the headers of the blocks. So what is free and what is not is known privately; a host that
-/// writes nonsense can only keep memory from being free, or end its own use of it early.
+/// TRUST-1: hosts can write the headers of the blocks. So what is free and what is not is known privately: a host that
+/// writes nonsense can end the hosts' use of a block of this client early, and nothing else.
 ///
 /// Threading: one thread at a time; the hosts' views meanwhile in other processes.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -43,6 +43,7 @@ class FarArena {
   /// Gives pages of free memory that blocks have used back to the system, a few megabytes per call. False: there are
   /// none left.
   bool trim();
+  [[nodiscard]] bool can_trim() const noexcept { return !untrimmed_.empty(); }
 
  private:
   struct Block {
@@ -53,11 +54,15 @@ class FarArena {
     bool is_returned = false;          ///< by all hosts
   };
   void free_if_over(std::uint64_t offset, const Block& block);
+  void find_returned();
+  void add_free(std::uint64_t begin, std::uint64_t bytes);
+  void remove_free(std::uint64_t begin, std::uint64_t bytes);
 
   Arena* arena_ = nullptr;
   std::uint64_t bytes_ = 0, in_use_ = 0;
-  std::map<std::uint64_t, std::uint64_t> free_;       ///< begin and bytes; no two are neighbours
-  std::unordered_map<std::uint64_t, Block> blocks_;   ///< those in use, by the offset of the payload
+  std::map<std::uint64_t, std::uint64_t> free_;                     ///< begin and bytes; no two are neighbours
+  std::set<std::pair<std::uint64_t, std::uint64_t>> free_by_size_;  ///< the same: bytes and begin
+  std::map<std::uint64_t, Block> blocks_;                           ///< those in use, by the offset of the payload
   std::map<std::uint64_t, std::uint64_t> untrimmed_;  ///< begin and end of memory that was used since it was trimmed
 };
 

@@ -1,8 +1,8 @@
 """The hosts of an island on this machine, as the machine's agent runs them for a controller elsewhere.
 
 The agent makes what the controller makes for hosts on its own machine: their segments, the coordination service of
-their group, and the processes. The blocks of the controller and of clients, which are elsewhere, are twins here; the
-link keeps them alike (csrc/link).
+their group, and the processes. The block of the controller, which is elsewhere, is a twin here, and each client has
+memory here for what it puts (csrc/link).
 """
 
 from __future__ import annotations
@@ -202,11 +202,11 @@ class IslandHosts:
             self._remove(number)
 
     def hand_client(self, request: pb.HandClient) -> None:
-        """Gives a host a twin of a client's memory, if this incarnation of the host is there."""
+        """Gives a host the memory of a client's blocks, if this incarnation of the host is there."""
         host = self._hosts.get(request.host)
         if host is None or host.config.incarnation != request.incarnation:
             return
-        # What the client puts is bounded by the devices' memory; nobody pays for pages that are not touched.
+        # A host keeps a block only for an array that is booked (MEM-6). Nobody pays for pages that are not touched.
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         twin = self._link.twin_client(request.client, request.arena_bytes + memory)
         with contextlib.suppress(Closed):  # its end is about to be reported

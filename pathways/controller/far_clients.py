@@ -121,8 +121,8 @@ class FarClients:
             raise errors.PermissionDeniedError("no session of this client waits for a link")
         sizes = _checked_sizes(hello)
         try:
-            # What the client may have here, and as much again for gaps; nobody pays for pages that are not touched.
-            twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, 2 * sizes.arena_bytes)
+            # What the client may have here, and room for gaps; nobody pays for pages that are not touched.
+            twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, 4 * sizes.arena_bytes)
             native = self._hub.open_client_link(twin, connection.bell, self._status)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise errors.ConnectError(f"the controller has no memory for {sizes}: {error}") from error

@@ -43,13 +43,15 @@ class ClientValues:
         Raises:
             ValueError: the payload makes no sense, or its buffer takes more than is booked (MEM-6).
         """
+        block = self._take(client, leased)  # which is returned, whatever comes of the put
         number, mode, what = payloads.parse_put(payload)
         placed = self._placements.of(client, number)
         if not placed.fits(booked_mask, booked_bytes):
-            self.refuse_put(client, payload, leased)
+            if isinstance(what, int):  # Mode.LOCAL
+                self.local.pop(what, None)
             raise ValueError(placed.too_big(booked_mask, booked_bytes))
         if mode is Mode.LEASED:
-            value = placed.unpack(memoryview(self._core.client_block(client, *leased)))
+            value = placed.unpack(memoryview(block))
         elif isinstance(what, int):  # Mode.LOCAL
             handed = self.local.pop(what, None)
             if handed is None:
@@ -67,30 +69,29 @@ class ClientValues:
 
     def refuse_put(self, client: int, payload: bytes, leased: tuple[int, int]) -> None:
         """Returns the client's memory of a put that was refused because there is no room for its buffer."""
-        _, mode, what = payloads.parse_put(payload)
-        if mode is Mode.LEASED:
-            self._return(client, leased)
-        elif isinstance(what, int):  # Mode.LOCAL
+        self._take(client, leased)
+        _, _, what = payloads.parse_put(payload)
+        if isinstance(what, int):  # Mode.LOCAL
             self.local.pop(what, None)
 
     @own_settings
     def fetch(self, client: int, value: jax.Array, payload: bytes, leased: tuple[int, int]) -> None:
         """Writes this host's share of a ready buffer into the client's memory: each distinct part once."""
+        block = self._take(client, leased)
         mode, key = payloads.parse_fetch(payload)
         if mode is Mode.LOCAL:
             if key in self.local:  # else the reader is gone
                 self.local[key] = read_back.whole(value)
             return
-        read_back.write(value, memoryview(self._core.client_block(client, *leased)))
+        read_back.write(value, memoryview(block))
 
     def refuse_fetch(self, client: int, payload: bytes, leased: tuple[int, int]) -> None:
         """Returns the client's memory of a fetch whose buffer was deleted or has failed."""
-        if payloads.parse_fetch(payload)[0] is Mode.LEASED:
-            self._return(client, leased)
+        self._take(client, leased)
 
-    def _return(self, client: int, leased: tuple[int, int]) -> None:
-        if leased[1] != 0:  # else a link has returned it
-            self._core.client_block(client, *leased)
+    def _take(self, client: int, leased: tuple[int, int]) -> Any:
+        """A view of what is leased to this host; its end returns the lease."""
+        return self._core.client_block(client, *leased) if leased[1] != 0 else b""
 
     @own_settings
     def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:

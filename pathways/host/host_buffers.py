@@ -54,9 +54,9 @@ class LocalPlacement:
         """Makes an array of packed memory, which must stay unchanged: on CPU the array uses that memory.
 
         Raises:
-            ValueError: the memory is too small.
+            ValueError: the memory has another size.
         """
-        if memory.nbytes < self._packing.nbytes:
+        if memory.nbytes != self._packing.nbytes:
             raise ValueError(f"a block of {memory.nbytes} bytes, the array takes {self._packing.nbytes}")
         cells: Any = self._packing.view(memory)
         return self.assemble([cells[(*cell, ...)] for cell in self.cells])

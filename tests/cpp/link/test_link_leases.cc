@@ -118,6 +118,36 @@ TEST(LinkLeases, WhatLiesNowhere) {
   EXPECT_NE(place(5, small, 1000), 0u);
 }
 
+/// A block is for the hosts to which the client has leased it: the others refuse it, and nobody waits for them.
+TEST(LinkLeases, OnlyForThoseThatHaveIt) {
+  Leases home;
+  home.hub.add_group(Home::kGroup, {0, 1});
+  uint64_t stamp = 0;
+  for (const uint32_t with : {0u, 1u}) {
+    const uint64_t offset = home.block(64, uint64_t{1} << with, ++stamp);
+    const Bytes record = home.command(CommandKind::kPut, stamp, 0, offset, 64, stamp);
+    for (const uint32_t host : {0u, 1u}) home.order(host, record);
+    home.transmit();
+    const uint64_t at = home.place(with);
+    EXPECT_NE(home.there(0).find_leased(at, 64, with), nullptr);
+    EXPECT_EQ(home.place(1 - with), 0u);
+    EXPECT_FALSE(home.is_lent(offset, with));
+    EXPECT_TRUE(home.there(0).return_lease(at, with));
+    home.transmit();
+    EXPECT_EQ(home.there(0).find(at, 1), nullptr);
+    home.arena().release(offset);
+  }
+  // The same command again, from a client that lies: each host has one of the two.
+  const uint64_t offset = home.block(64, 3, ++stamp);
+  const Bytes record = home.command(CommandKind::kPut, stamp, 0, offset, 64, stamp);
+  for (const uint32_t host : {0u, 0u, 1u}) home.order(host, record);
+  home.transmit();
+  const uint64_t at = home.place(0);
+  EXPECT_NE(at, 0u);
+  EXPECT_EQ(home.place(0), 0u);
+  EXPECT_EQ(home.place(1), at);
+}
+
 /// Hosts with high numbers have counted references, which no stamp names.
 TEST(LinkLeases, HostsThatCannotBorrow) {
   Home home(1);
@@ -276,6 +306,7 @@ TEST(LinkLeases, AHostIsLostWhileABlockIsSent) {
   const uint64_t offset = home.block(3'000'000, 4, 1);
   home.order(2, home.command(CommandKind::kPut, 77, 0, offset, 3'000'000, 1));
   home[1].collect();
+  EXPECT_LT(home[1].out.left(), 2'000'000u);
   home[1].remove_host(2);
   home.arena().reclaim(2, 1);
   home.arena().release(offset);
@@ -284,6 +315,7 @@ TEST(LinkLeases, AHostIsLostWhileABlockIsSent) {
   home[1].twin_client(Home::kClient, home.arena_bytes());
   home.transmit();
   EXPECT_TRUE(home.is_lent(offset, 2));
+  EXPECT_LT(home[1].at_home->stats().bytes_out, 2'000'000u);  // nobody needs the rest of the old one
 }
 
 /// Blocks of random sizes, put and fetched in random order while hosts return them at random times.

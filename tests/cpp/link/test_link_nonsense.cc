@@ -38,9 +38,9 @@ TEST(Nonsense, IsRefusedByName) {
       {true, frame(FrameKind::kPeer, 1, 5, Bytes(7)), "a record of a host to another of 7 bytes"},
       {false, frame(FrameKind::kBlock, Home::kClient, 1, Bytes(23)), "a block of 23 bytes"},
       {false, frame(FrameKind::kBlock, Home::kClient, 0, Bytes(24)), "a block for 0 hosts"},
-      {false, frame(FrameKind::kBlock, Home::kClient, 2, Bytes(28)), "a block for 2 hosts in 4 bytes"},
-      {false, frame(FrameKind::kBlock, Home::kClient, 1025, Bytes(24 + 4100)), "a block for 1025 hosts"},
-      {false, frame(FrameKind::kBlock, Home::kClient, -1, Bytes(28)), "a block for 4294967295 hosts"},
+      {false, frame(FrameKind::kBlock, Home::kClient, 2, Bytes(32)), "a block for 2 hosts in 8 bytes"},
+      {false, frame(FrameKind::kBlock, Home::kClient, 1025, Bytes(24 + 8200)), "a block for 1025 hosts"},
+      {false, frame(FrameKind::kBlock, Home::kClient, -1, Bytes(32)), "a block for 4294967295 hosts"},
       {true, frame(FrameKind::kData, Home::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
       {false, frame(FrameKind::kData, Home::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
       {true, frame(FrameKind::kPing, 0, 0, Bytes(7)), "a ping of 7 bytes"},
@@ -92,7 +92,9 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
     return link.stats().dropped;
   };
   const Bytes record = joined(RecordHeader{RecordKind::kRunDone, 0, 0});
-  const auto block = [](uint64_t number, uint64_t bytes) { return joined(BlockFrame{number, bytes, 0}, uint32_t{1}); };
+  const auto block = [](uint64_t number, uint64_t bytes) {
+    return joined(BlockFrame{number, bytes, 0}, BlockHost{1, 5});
+  };
   const auto data = [](uint64_t number, uint64_t at) { return joined(DataFrame{number, at}, uint64_t{1}); };
   EXPECT_EQ(drops(true, frame(FrameKind::kToController, 2, 5, record)), 1u);
   EXPECT_EQ(drops(true, frame(FrameKind::kToController, 1, 6, record)), 1u);
@@ -101,6 +103,9 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
   EXPECT_EQ(drops(false, frame(FrameKind::kPeer, 1, 4, joined(FarHeader{2, 5}))), 1u);
   EXPECT_EQ(drops(true, frame(FrameKind::kPeer, 1, 5, joined(FarHeader{1, 5}))), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kBlock, 9, 1, block(1, 64))), 1u);
+  for (const BlockHost host : {BlockHost{1, 4}, BlockHost{2, 5}}) {  // hosts that are not there, or not any more
+    EXPECT_EQ(drops(false, frame(FrameKind::kBlock, Home::kClient, 1, joined(BlockFrame{1, 64, 0}, host))), 1u);
+  }
   EXPECT_EQ(drops(false, frame(FrameKind::kData, 9, 0, data(1, 0))), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kData, Home::kClient, 0, data(1, 0))), 1u);
   const auto drops_of = [&](uint64_t bytes, const Bytes& payload) {

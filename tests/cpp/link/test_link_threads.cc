@@ -88,7 +88,7 @@ TEST(LinkThreads, EchoesAndLeases) {
       agent(agent_hub, MachineLink::End::kAgent, back, there);
   home.link->add_host(0, 5, HostView(twin), ControllerBlock::attach(home_controller));
   agent.link->add_host(0, 5, HostView(own), ControllerBlock::attach(agent_controller));
-  Segment mirrored = agent.link->twin_client(kClient, ClientView(client).arena().bytes());
+  Segment memory = agent.link->twin_client(kClient, ClientView(client).arena().bytes());
   std::atomic<bool> is_over{false};
 
   // The host returns what is put, fills what is fetched, and says that it is done.
@@ -96,7 +96,7 @@ TEST(LinkThreads, EchoesAndLeases) {
     const HostView view(own);
     ByteRing::Consumer inbox = view.inbox();
     Outbox outgoing(view.outgoing(), &ControllerBlock::attach(agent_controller)->doorbell);
-    const ArenaView arena = ClientView(mirrored).arena();
+    const ArenaView arena = ClientView(memory).arena();
     while (!is_over.load()) {
       const uint32_t ticket = view.doorbell()->ticket();
       const Bytes record = next(inbox);

@@ -88,12 +88,17 @@ TEST_F(FarArenas, AHostThatWritesNonsense) {
   std::memset(arena.at(first) - kHeader + 32, 0xff, 8);  // the next in the list of what was returned
   std::memset(arena.at(second) - kHeader + 32, 0xff, 8);
   (void)arena.collect();
-  EXPECT_NE(make(1000, {0}), first);
-  EXPECT_NE(make(1000, {0}), second);
+  const uint64_t made[] = {make(1000, {0}), make(1000, {0})};
+  for (const uint64_t each : made) EXPECT_TRUE(each != 0 && each != first && each != second);
   arena.drop(first);
   arena.drop(first);
   arena.drop(second);
-  (void)arena.collect();
+  EXPECT_NE(arena.collect(), 0u);  // the two that were made
+  for (const uint64_t each : made) {
+    arena.drop(each);
+    EXPECT_TRUE(view.return_lease(each, 0));
+  }
+  EXPECT_EQ(arena.collect(), 0u);
 }
 
 /// Against a model: no two blocks overlap, bytes stay, and all memory comes back, its pages too.

@@ -95,6 +95,30 @@ def test_puts_that_make_no_sense(cluster: Any, mine: Any) -> None:
     gc.collect()
 
 
+def test_a_put_keeps_only_the_block_that_its_array_needs(cluster: Any, mine: Any, quiet: Any) -> None:
+    """What else it leases comes back, whatever becomes of the put; over a link, the host's machine has it back."""
+    native, layout = cluster.native, mine.layout
+    placement = cluster.placement(layout).number
+    before = quiet()
+    for name, payload in {
+        "ready": payloads.put_inline(placement, VALUE.tobytes()),
+        "no placement": payloads.put_inline(placement + 1000, VALUE.tobytes()),
+        "a long block": payloads.put_leased(placement),
+        "no mode": payloads.put_leased(placement)[:-1],
+        "no kind": b"",
+    }.items():
+        array = native.new_array(layout)
+        native.put(array, payload, host_transfer.allocate(native, 1 << 20, "a test"))
+        assert native.wait_raw(array.raw_handle, 60.0) == ("ready" if name == "ready" else "failed"), name
+        now = quiet()
+        assert now["arena"] < before["arena"] + (1 << 19), name
+        for host, old in zip(now["hosts"], before["hosts"], strict=True):
+            assert host["borrowed"] <= old["borrowed"], name
+        del array
+        gc.collect()
+    quiet(back_to=before["kept"])
+
+
 def test_placements_that_make_no_sense(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
     good = payloads.define(77, mine.slice.placed(layout.cache))
