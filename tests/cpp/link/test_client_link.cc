@@ -422,7 +422,7 @@ TEST(ClientLink, NobodyWritesWhatWasNotLent) {
   EXPECT_TRUE(is_dropped(home, data(5, 0)));  // hosts fill it
   EXPECT_TRUE(is_dropped(home, block(6, 64, 9)));
   uint64_t taken = 0;  // the other end names one before it sends the next
-  for (uint64_t number = 100; number < 200; ++number) taken += is_dropped(home, block(number, 64)) ? 0 : 1;
+  for (uint64_t number = 100; number < 200; ++number) taken += is_dropped(home, block(number, 64)) ? 0u : 1u;
   EXPECT_LT(taken, 16u);
   // Home writes to nothing of the client's but to what it fetches into.
   const uint64_t put = one.block(64, 1), fetched = one.block(64, 1);
