@@ -39,7 +39,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
+.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-guided fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,10 @@ fuzz: $(BUILT) ## a minute of mutations of all that crosses between processes, n
 	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) * 3 / 4)) $(MAKE) --no-print-directory cpp-asan \
 	    CTEST_ARGS="-R fuzz --verbose"
 	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 4)) python -m pytest -q -s tests/stress/test_fuzz.py
+
+fuzz-guided: export PATHWAYS_FUZZ_EACH = $(shell echo $$(($(FUZZ_SECONDS) / 12 + 1)))
+fuzz-guided: ## a minute in which coverage chooses the mutations (libFuzzer; Clang), under AddressSanitizer
+	@CXX=clang++ $(MAKE) --no-print-directory cpp-guided CTEST_ARGS="--timeout 36000 --verbose"
 
 # PORT_SECONDS: for each port, and for each native target. PATHWAYS_TEST_SEED and PATHWAYS_SEED repeat a run.
 PORT_SECONDS ?= 60

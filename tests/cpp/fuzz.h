@@ -1,9 +1,15 @@
-// What the fuzz targets share: a seeded mutator, and how long a target runs.
+// What the fuzz targets share: a mutator, where its choices come from, and how long a target runs.
 //
-// PATHWAYS_FUZZ_SECONDS is for all targets of all executables together, PATHWAYS_FUZZ_EACH for each one; without them
-// each target gets a moment, so that every run of the tests tries some. PATHWAYS_TEST_SEED repeats a run. Each target
-// prints how many inputs it tried. Build them with AddressSanitizer (`make fuzz`): a target proves that nothing is read
-// or written out of bounds.
+//   FUZZ(Name) { while (fuzz.next()) { ... one input, by what fuzz chooses ... } }
+//
+// Choices come from a seeded generator: PATHWAYS_TEST_SEED repeats a run. PATHWAYS_FUZZ_SECONDS is for all targets of
+// all executables together, PATHWAYS_FUZZ_EACH for each one; without them each target gets a moment, so that every run
+// of the tests tries some. Each target prints how many inputs it tried. Build them with AddressSanitizer (`make fuzz`):
+// a target proves that nothing is read or written out of bounds.
+//
+// Guided by coverage (`make fuzz-guided`, with Clang), the choices are bytes of libFuzzer's, and a target is a short run
+// for each of its inputs. Those that reached new code are kept in `corpus`, in the build's folder, for the next run; one
+// that fails is written beside it, and `PATHWAYS_FUZZ_INPUT=FILE` plays it again.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,8 +18,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <random>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "support.h"
@@ -26,12 +35,15 @@ inline constexpr int kTargets = 11;
 /// Draws what mutations need, and counts inputs.
 class Fuzzer {
  public:
-  Fuzzer(const char* target, int targets) : target_(target), random_(seed() ^ std::hash<std::string_view>{}(target)) {
+  explicit Fuzzer(const char* target) : target_(target), random_(seed() ^ std::hash<std::string_view>{}(target)) {
     const char *each = std::getenv("PATHWAYS_FUZZ_EACH"), *all = std::getenv("PATHWAYS_FUZZ_SECONDS");
-    const double seconds = each != nullptr ? std::atof(each) : all != nullptr ? std::atof(all) / targets : 0.5;
+    const double seconds = each != nullptr ? std::atof(each) : all != nullptr ? std::atof(all) / kTargets : 0.5;
     end_ = std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6));
   }
+  /// Guided: the run is over when the choices are.
+  explicit Fuzzer(std::span<const std::byte> choices) : target_(nullptr), choices_(choices) {}
   ~Fuzzer() {
+    if (is_guided()) return;
     std::printf("fuzz %s: %llu inputs, seed %llu\n", target_, static_cast<unsigned long long>(inputs_),
                 static_cast<unsigned long long>(seed()));
     std::fflush(stdout);
@@ -40,11 +52,25 @@ class Fuzzer {
   Fuzzer(const Fuzzer&) = delete;
   Fuzzer& operator=(const Fuzzer&) = delete;
 
-  /// One more input? At least one.
-  bool next() { return inputs_++ == 0 || std::chrono::steady_clock::now() < end_; }
-  uint64_t draw() { return random_(); }
-  size_t below(size_t n) { return static_cast<size_t>(random_() % n); }
-  std::mt19937_64& random() { return random_; }
+  bool is_guided() const { return target_ == nullptr; }
+  /// One more input? At least one, unless guided.
+  bool next() {
+    if (is_guided()) {
+      if (is_over()) return false;
+      (void)chosen(1);  // an input that takes no choice is not tried for ever
+      return true;
+    }
+    return inputs_++ == 0 || std::chrono::steady_clock::now() < end_;
+  }
+  uint64_t draw() { return is_guided() ? chosen(sizeof(uint64_t)) : random_(); }
+  size_t below(size_t n) {
+    const size_t width = n <= 0x100 ? 1 : n <= 0x10000 ? 2 : sizeof(uint64_t);  // each byte is one that can be varied
+    return static_cast<size_t>((is_guided() ? chosen(width) : random_()) % n);
+  }
+  /// A count of what a target must reach, or it proves nothing. One input of libFuzzer's need not reach it.
+  void must_reach(uint64_t count) const {
+    if (!is_guided()) EXPECT_GT(count, 0u);
+  }
 
   /// A number that is likely to break something.
   uint64_t odd_number() {
@@ -55,9 +81,9 @@ class Fuzzer {
     return below(3) == 0 ? number + below(17) - 8 : number;
   }
 
-  /// Changes some bytes: bits, words, runs of bytes.
+  /// Changes some bytes: bits, words, runs of bytes. Guided, it changes none when all choices were taken.
   void mutate(std::span<std::byte> bytes) {
-    if (bytes.empty()) return;
+    if (bytes.empty() || is_over()) return;
     for (size_t change = 1 + below(4); change != 0; --change) {
       const size_t at = below(bytes.size());
       switch (below(4)) {
@@ -83,17 +109,85 @@ class Fuzzer {
   }
   /// The same, and sometimes another length.
   void mutate(std::vector<std::byte>& bytes, size_t most) {
+    if (is_over()) return;
     if (below(4) == 0) bytes.resize(below(8) == 0 ? below(most) : std::min(most, bytes.size() + below(24)));
     if (below(6) == 0 && bytes.size() > 8) bytes.resize(bytes.size() - below(bytes.size() - 1));
     mutate(std::span(bytes));
   }
 
  private:
-  const char* target_;
+  bool is_over() const { return is_guided() && choices_.empty(); }
+  uint64_t chosen(size_t width) {
+    uint64_t number = 0;
+    const size_t bytes = std::min(width, choices_.size());
+    if (bytes != 0) std::memcpy(&number, choices_.data(), bytes);
+    choices_ = choices_.subspan(bytes);
+    return number;
+  }
+
+  const char* target_;  ///< nullptr: guided
   std::mt19937_64 random_;
   uint64_t inputs_ = 0;
   std::chrono::steady_clock::time_point end_;
+  std::span<const std::byte> choices_;
 };
+
+using Target = void (*)(Fuzzer&);
+
+#if !defined(PATHWAYS_GUIDED)
+inline void play(const char* name, Target target) {
+  const Watchdog watchdog(name, 900s);
+  Fuzzer fuzz(name);
+  target(fuzz);
+}
+#else
+extern "C" int LLVMFuzzerRunDriver(int* count, char*** arguments, int (*input)(const uint8_t*, size_t));
+
+/// libFuzzer ends the process, so each target has one of its own.
+inline void play(const char* name, Target target) {
+  static Target played;
+  static const char* title;
+  static uint64_t inputs;
+  played = target, title = name;
+  const std::string corpus = std::string("corpus/") + name;
+  std::filesystem::create_directories(corpus);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    GTEST_FLAG_SET(break_on_failure, true);
+    ::signal(SIGTRAP, [](int) { std::abort(); });  // libFuzzer hears of an abort, not of a trap
+    const char *each = std::getenv("PATHWAYS_FUZZ_EACH"), *again = std::getenv("PATHWAYS_FUZZ_INPUT");
+    if (std::freopen((corpus + ".log").c_str(), "w", stderr) == nullptr) ::_exit(1);
+    std::string words[] = {name,
+                           "-max_len=4096",
+                           "-timeout=60",
+                           std::string("-max_total_time=") + (each != nullptr ? each : "1"),
+                           "-artifact_prefix=" + corpus + "-",
+                           again != nullptr ? again : corpus};
+    std::vector<char*> list;
+    for (std::string& word : words) list.push_back(word.data());
+    int count = static_cast<int>(list.size());
+    (void)std::atexit(
+        [] { std::printf("fuzz %s, guided: %llu inputs\n", title, static_cast<unsigned long long>(inputs)); });
+    list.push_back(nullptr);
+    char** arguments = list.data();
+    LLVMFuzzerRunDriver(&count, &arguments, [](const uint8_t* data, size_t size) {
+      ++inputs;
+      Fuzzer fuzz(std::as_bytes(std::span(data, size)));
+      played(fuzz);
+      return 0;
+    });
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "see " << corpus << ".log and " << corpus << "-*";
+}
+#endif
+
+/// Defines a target, with `Fuzzer& fuzz`, and its test.
+#define FUZZ(Name)                        \
+  void Name(Fuzzer& fuzz);                \
+  TEST(Fuzz, Name) { play(#Name, Name); } \
+  void Name([[maybe_unused]] Fuzzer& fuzz)
 
 /// Memory that ends where no page follows: whoever reads or writes behind it ends by SIGSEGV.
 class Guarded {

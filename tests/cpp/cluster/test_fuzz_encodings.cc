@@ -16,8 +16,7 @@
 namespace pathways::test::test_fuzz_encodings {
 namespace {
 
-TEST(Fuzz, Blocks) {
-  Fuzzer fuzz("blocks", kTargets);
+FUZZ(Blocks) {
   Segment client = ClientBlock::make({64, 4096, 1u << 14}, false);
   Segment host = HostBlock::make(0, 3, {4096, 4096, 1u << 14, 4096}, false);
   Guarded memory(std::max(client.size(), host.size()));
@@ -74,11 +73,10 @@ TEST(Fuzz, Blocks) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(taken, 0u);
+  fuzz.must_reach(taken);
 }
 
-TEST(Fuzz, Plans) {
-  Fuzzer fuzz("plans", kTargets);
+FUZZ(Plans) {
   std::vector<std::vector<std::byte>> good;
   for (uint64_t i = 0; i < 8; ++i) {
     const auto program = make_random_program({{{0}, 1}, {{1}, 3}, {{0, 1}, 1}}, 8, {0, 1, 2}, fuzz.draw());
@@ -115,7 +113,7 @@ TEST(Fuzz, Plans) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(taken, 0u);
+  fuzz.must_reach(taken);
 }
 
 /// A copy plan that is right: rectangles of 2 sources into 2 blocks.
@@ -126,8 +124,7 @@ std::vector<uint64_t> good_copy_plan(Fuzzer& fuzz) {
       16, 0};
 }
 
-TEST(Fuzz, CopyPlans) {
-  Fuzzer fuzz("copy plans", kTargets);
+FUZZ(CopyPlans) {
   uint64_t taken = 0;
   while (fuzz.next()) {
     std::vector<uint64_t> words = good_copy_plan(fuzz);
@@ -158,11 +155,10 @@ TEST(Fuzz, CopyPlans) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(taken, 0u);
+  fuzz.must_reach(taken);
 }
 
-TEST(Fuzz, NetworkTransfer) {
-  Fuzzer fuzz("network transfers", kTargets);
+FUZZ(NetworkTransfer) {
   uint64_t taken = 0;
   while (fuzz.next()) {
     const auto copy_plan = std::make_shared<const CopyPlan>(CopyPlan::parse(good_copy_plan(fuzz)));
@@ -186,7 +182,7 @@ TEST(Fuzz, NetworkTransfer) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(taken, 0u);
+  fuzz.must_reach(taken);
 }
 
 }  // namespace

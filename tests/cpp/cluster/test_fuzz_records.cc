@@ -20,9 +20,7 @@
 namespace pathways::test::test_fuzz_records {
 namespace {
 
-TEST(Fuzz, HostRecords) {
-  const Watchdog watchdog("fuzzed host records", 900s);
-  Fuzzer fuzz("host records", kTargets);
+FUZZ(HostRecords) {
   struct Scenery : Cluster {
     void TestBody() override {}
   };
@@ -70,10 +68,8 @@ class Quiet {
   FILE* shown_;
 };
 
-TEST(Fuzz, PeerRecords) {
+FUZZ(PeerRecords) {
   const Quiet quiet;
-  const Watchdog watchdog("fuzzed records of a peer", 900s);
-  Fuzzer fuzz("peer records", kTargets);
   /// Host 0, which sends a value to host 1 and receives one; the test is the controller, host 1, and the link between
   /// them if host 1 is on another machine.
   struct OneOfTwo {
@@ -186,13 +182,11 @@ TEST(Fuzz, PeerRecords) {
     closed += one->heard;
     one = std::make_unique<OneOfTwo>(fuzz.below(2) == 0);
   }
-  EXPECT_GT(done, 0u);
-  EXPECT_GT(closed, 0u);
+  fuzz.must_reach(done);
+  fuzz.must_reach(closed);
 }
 
-TEST(Fuzz, OrdersToHosts) {
-  const Watchdog watchdog("fuzzed orders", 900s);
-  Fuzzer fuzz("orders to hosts", kTargets);
+FUZZ(OrdersToHosts) {
   struct OneHost {
     OneHost() {
       program.add_result(program.add_call(program.add_slice({{0}, 1}), {}));
@@ -256,8 +250,7 @@ TEST(Fuzz, OrdersToHosts) {
   }
 }
 
-TEST(Fuzz, RecordsToClients) {
-  Fuzzer fuzz("records to clients", kTargets);
+FUZZ(RecordsToClients) {
   Segment controller = ControllerBlock::make(false);
   while (fuzz.next()) {
     Segment segment = ClientBlock::make({64, 4096, 1u << 14}, false);
