@@ -7,9 +7,9 @@
 // of the tests tries some. Each target prints how many inputs it tried. Build them with AddressSanitizer (`make fuzz`):
 // a target proves that nothing is read or written out of bounds.
 //
-// Guided by coverage (`make fuzz-guided`, with Clang), the choices are bytes of libFuzzer's, and a target is a short run
-// for each of its inputs. Those that reached new code are kept in `corpus`, in the build's folder, for the next run; one
-// that fails is written beside it, and `PATHWAYS_FUZZ_INPUT=FILE` plays it again.
+// Guided by coverage (`make fuzz-guided`, with Clang), the choices are bytes of libFuzzer's, and a target is a short
+// run for each of its inputs. Those that reached new code are kept in `corpus`, in the build's folder, for the next
+// run; one that fails is written beside it, and `PATHWAYS_FUZZ_INPUT=FILE` plays it again.
 #pragma once
 
 #include <gtest/gtest.h>
