@@ -49,7 +49,7 @@ help: ## list the targets
 demo: $(BUILT) ## train a two-stage pipeline on two islands of host processes, and compare with plain JAX
 	@python examples/digits_pipeline.py
 
-test: export PATHWAYS_SHARE ?= 0.15
+test: export PATHWAYS_SHARE ?= 0.05
 test: test-cpp test-python ## native tests, under AddressSanitizer with Clang; each contract and a drawn share of other tests
 test-all: test-cpp test-python ## every test but tests/stress
 

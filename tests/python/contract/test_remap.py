@@ -32,6 +32,14 @@ def others(cluster: Any, slice_: Any) -> list[int]:
     return free[-count:] if len(free) >= count else all_of_it[::-1][:count]
 
 
+@pytest.fixture(params=["remap", "resize"])
+def change(request: pytest.FixtureRequest, cluster: Any) -> Callable[[Any], None]:
+    """Moves a slice of two devices, or gives it another shape."""
+    if request.param == "remap":
+        return lambda slice_: cluster.remap(slice_, others(cluster, slice_))
+    return lambda slice_: slice_.resize((4,))
+
+
 def step(weights: Any, x: Any) -> Any:
     def loss(weights: Any) -> Any:
         return jnp.mean((jnp.tanh(x @ weights["a"]) @ weights["b"] - x) ** 2)
@@ -108,7 +116,7 @@ def test_every_kind_of_array_keeps_its_name(add: Any, cluster: Any, quiet: Calla
 
 
 def test_what_is_deleted_meanwhile(
-    add: Any, cluster: Any, quiet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    add: Any, cluster: Any, change: Any, quiet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slice_ = add(2)
     cluster.operations = None
@@ -124,7 +132,7 @@ def test_what_is_deleted_meanwhile(
         wait(*arguments)
 
     monkeypatch.setattr(control, "wait_compiled", delete_then_wait)
-    cluster.remap(slice_, others(cluster, slice_))
+    change(slice_)
     monkeypatch.undo()
     with pytest.raises(pw.errors.DeletedArrayError):
         np.asarray(arrays[0])
@@ -133,7 +141,7 @@ def test_what_is_deleted_meanwhile(
     quiet(back_to=before, but_arenas=True)
 
 
-def test_what_is_still_to_come_and_what_failed_moves_as_well(add: Any, cluster: Any) -> None:
+def test_what_is_still_to_come_and_what_failed_follows_as_well(add: Any, cluster: Any, change: Any) -> None:
     if cluster.is_embedded:
         jax.jit(jnp.linalg.cholesky).lower(VALUE)
     slice_ = add(2)
@@ -149,7 +157,7 @@ def test_what_is_still_to_come_and_what_failed_moves_as_well(add: Any, cluster: 
 
     slow = pw.jit(heavy, devices=slice_)
     pending, failed = slow(slow(VALUE)), bad(VALUE)
-    cluster.remap(slice_, others(cluster, slice_))
+    change(slice_)
     for _ in range(2):
         with pytest.raises(pw.errors.ComputationError, match="'bad'"):
             np.asarray(failed)

@@ -239,57 +239,6 @@ def test_a_pipeline_follows_its_slices(add: Any) -> None:
             np.testing.assert_array_equal(np.asarray(got), expected)
 
 
-def test_what_is_still_to_come_and_what_failed_is_resized_as_well(add: Any, cluster: Any) -> None:
-    if cluster.is_embedded:
-        jax.jit(jnp.linalg.cholesky).lower(VALUE)
-    slice_ = add(2)
-    bad = pw.jit(
-        lambda x: jax.ffi.ffi_call("lapack_spotrf_ffi", jax.ShapeDtypeStruct(x.shape, x.dtype))(x),
-        devices=slice_,
-        name="bad",
-    )
-
-    def heavy(x: Any) -> Any:
-        square = jnp.full((256, 256), 0.001) + x[0, 0] * 0
-        return x + 1 + jax.lax.fori_loop(0, 30, lambda _, m: jnp.tanh(m @ m), square)[0, 0] * 0
-
-    slow = pw.jit(heavy, devices=slice_)
-    pending, failed = slow(slow(VALUE)), bad(VALUE)
-    slice_.resize((4,))
-    for _ in range(2):
-        with pytest.raises(pw.errors.ComputationError, match="'bad'"):
-            np.asarray(failed)
-        with pytest.raises(pw.errors.ComputationError, match="'bad'"):
-            np.asarray(slow(failed))
-        np.testing.assert_array_equal(np.asarray(slow(pending)), VALUE + 3)
-
-
-def test_what_is_deleted_meanwhile(
-    add: Any, cluster: Any, quiet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slice_ = add(2)
-    cluster.operations = None
-    before = quiet()["kept"]
-    arrays = [pw.device_put(VALUE, slice_, P("x")) for _ in range(2)]
-    control = cluster.control()
-    wait = control.wait_compiled
-
-    def delete_then_wait(*arguments: Any) -> None:
-        deleter = threading.Thread(target=arrays[0].delete)
-        deleter.start()
-        deleter.join()
-        wait(*arguments)
-
-    monkeypatch.setattr(control, "wait_compiled", delete_then_wait)
-    slice_.resize((4,))
-    monkeypatch.undo()
-    with pytest.raises(pw.errors.DeletedArrayError):
-        np.asarray(arrays[0])
-    np.testing.assert_array_equal(np.asarray(arrays[1]), VALUE)
-    arrays.clear()
-    quiet(back_to=before, but_arenas=True)
-
-
 def test_a_put_goes_on_after_a_resize(add: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """That comes after the put has looked at what the slice is cut into."""
     slice_ = add(2)
