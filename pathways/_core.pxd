@@ -128,11 +128,11 @@ cdef extern from "futures/read_back.h" namespace "pathways" nogil:
         byte* small
         byte* large
 
-cdef extern from "memory/copy_plan.h" namespace "pathways" nogil:
+cdef extern from "bulk/copy_plan.h" namespace "pathways" nogil:
     cdef cppclass CopyPlan:
         pass
 
-cdef extern from "executor/network_transfer.h" namespace "pathways" nogil:
+cdef extern from "bulk/network_transfer.h" namespace "pathways" nogil:
     cdef cppclass Chunk:
         uint64_t order
         uint32_t node
@@ -170,7 +170,7 @@ cdef extern from "messages/records.h" namespace "pathways" nogil:
         kTask
     cdef uint32_t NO_SPACE_SET "pathways::kNoSpaceSet"
 
-cdef extern from "executor/backend.h" namespace "pathways" nogil:
+cdef extern from "device/backend.h" namespace "pathways" nogil:
     ctypedef void* Value
     cdef cppclass const_value_span "std::span<const pathways::Value>":
         const Value* data()
@@ -208,7 +208,7 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         vector[vector[int32_t]] slots
 
 # Its operations hold Python's lock: a host's step calls them to reach Python.
-cdef extern from "executor/sending_backend.h" namespace "pathways":
+cdef extern from "bulk/sending_backend.h" namespace "pathways":
     cdef enum class Remote(uint8_t):
         kTransfer
         kRows
@@ -227,7 +227,7 @@ cdef extern from "executor/sending_backend.h" namespace "pathways":
         void set_error(string)
         void slow_copies_for_testing(nanoseconds) except +
 
-cdef extern from "executor/ledger.h" namespace "pathways" nogil:
+cdef extern from "runs/ledger.h" namespace "pathways" nogil:
     cdef cppclass LaunchSizes "pathways::PlanSizes::Launch":
         LaunchSizes()
         uint64_t temporary
@@ -252,14 +252,14 @@ cdef extern from "executor/ledger.h" namespace "pathways" nogil:
         const vector[LedgerAccount]& accounts()
     cdef uint32_t PUTS "pathways::Ledger::kPuts"
 
-cdef extern from "executor/run_trace.h" namespace "pathways" nogil:
+cdef extern from "runs/run_trace.h" namespace "pathways" nogil:
     cdef cppclass RunTraceRecord:
         pass
     cdef cppclass RunTraceTaken "pathways::RunTrace::Ring::Taken":
         vector[RunTraceRecord] records
         uint64_t dropped
 
-cdef extern from "executor/device_clock.h" namespace "pathways" nogil:
+cdef extern from "runs/device_clock.h" namespace "pathways" nogil:
     cdef struct DeviceUse "pathways::DeviceClock::Use":
         uint32_t client
         uint32_t device
@@ -322,7 +322,7 @@ cdef extern from "controller/controller.h" namespace "pathways" nogil:
         uint32_t step() except +
         int64_t next_deadline_ns()
 
-cdef extern from "executor/device.h" namespace "pathways" nogil:
+cdef extern from "device/device.h" namespace "pathways" nogil:
     cdef cppclass Quirks:
         uint32_t max_in_flight
         cbool gangs_block

@@ -98,7 +98,7 @@ cdef class Host:
         self.core.get().add_plan(plan, Plan.parse(data), client)
 
     def add_copy_plan(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
-        """Registers what transfer `route` of a plan writes to one host: uint64 words as csrc/memory/copy_plan.h reads.
+        """Registers what transfer `route` of a plan writes to one host: uint64 words as csrc/bulk/copy_plan.h reads.
 
         Call it before the plan is added. Raises ValueError when the words are malformed.
         """
@@ -365,7 +365,7 @@ cdef class Host:
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
 
-    # ---- traces. Python's lock is held, as it is in each step: see csrc/executor/run_trace.h.
+    # ---- traces. Python's lock is held, as it is in each step: see csrc/runs/run_trace.h.
 
     def start_trace(self, size_t capacity):
         """Traces the runs that are read from now on, in memory for `capacity` records."""

@@ -1,4 +1,4 @@
-"""What the native executor asks of JAX: the Python half of its backend. csrc/executor/device.h, mover.h and
+"""What the native executor asks of JAX: the Python half of its backend. csrc/device/device.h, mover.h and
 client_work.h say what each operation does. The enqueue thread calls it and holds Python's lock.
 
 Launches, readiness and references are handled here. All other operations are methods of the parts of the driver

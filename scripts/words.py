@@ -40,10 +40,14 @@ WORDS = [
     (
         r"\b(un)?park(s|ed|ing)?\b|\b(un)?park\(",
         "offload, restore",
-        HOSTS + r"|^csrc/(executor|controller|sequencer|host)/",
+        HOSTS + r"|^csrc/(device|bulk|runs|movement|executor|controller|sequencer|host)/",
     ),
     (r"[Pp]oison", "propagate error", ALL),
-    (r"\bWatch\b|\bLane\b|\blanes?_?\b|\bis_linked\b", "pending value, ready queue, chained", r"^csrc/executor/"),
+    (
+        r"\bWatch\b|\bLane\b|\blanes?_?\b|\bis_linked\b",
+        "pending value, ready queue, chained",
+        r"^csrc/(runs|movement|executor)/",
+    ),
     (r"\bglance\b|\blinger\b|\b_LOOKS\b", "check_once, yield_long, poll limit", ALL),
     (r"\bis_carried\b|\b_?Carried\b|\b_?carry\(", "inline result, send remote", ALL),
     (

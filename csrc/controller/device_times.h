@@ -1,6 +1,6 @@
 /// What each run took on each of its hosts: the one place where measured device time becomes the time of a run.
 ///
-/// A host measures how long its devices were busy for a run (executor/device_clock.h), and says it when the run is over
+/// A host measures how long its devices were busy for a run (runs/device_clock.h), and says it when the run is over
 /// there. Runs whose ends a host notices together, in one look, have a sum that is right, but not its parts. So the sum
 /// of a look is divided in proportion to the usual times of the runs' plans on that host.
 ///

@@ -17,12 +17,12 @@
 #include <span>
 #include <vector>
 
-#include "executor/client_objects.h"
-#include "executor/executor_part.h"
 #include "executor/fetch_table.h"
 #include "executor/put_queue.h"
 #include "executor/task_table.h"
 #include "messages/records.h"
+#include "runs/client_objects.h"
+#include "runs/executor_part.h"
 
 namespace pathways {
 

@@ -14,10 +14,10 @@
 #include <string_view>
 #include <vector>
 
-#include "executor/client_objects.h"
-#include "executor/executor_part.h"
 #include "executor/task_table.h"
 #include "messages/records.h"
+#include "runs/client_objects.h"
+#include "runs/executor_part.h"
 
 namespace pathways {
 

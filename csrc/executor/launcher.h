@@ -25,13 +25,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "executor/client_objects.h"
-#include "executor/dataflow.h"
-#include "executor/decisions.h"
-#include "executor/executor_part.h"
-#include "executor/launch_memory.h"
-#include "executor/row_exchanges.h"
-#include "executor/transfer_manager.h"
+#include "movement/decisions.h"
+#include "movement/row_exchanges.h"
+#include "movement/transfer_manager.h"
+#include "runs/client_objects.h"
+#include "runs/dataflow.h"
+#include "runs/executor_part.h"
+#include "runs/launch_memory.h"
 
 namespace pathways {
 

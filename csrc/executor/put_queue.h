@@ -22,10 +22,10 @@
 #include <span>
 #include <vector>
 
-#include "executor/client_objects.h"
-#include "executor/executor_part.h"
-#include "executor/launch_memory.h"
 #include "messages/records.h"
+#include "runs/client_objects.h"
+#include "runs/executor_part.h"
+#include "runs/launch_memory.h"
 
 namespace pathways {
 

@@ -23,8 +23,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "executor/client_objects.h"
-#include "executor/executor_part.h"
+#include "runs/client_objects.h"
+#include "runs/executor_part.h"
 
 namespace pathways {
 

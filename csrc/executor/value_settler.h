@@ -12,13 +12,13 @@
 #include <cstdint>
 #include <span>
 
-#include "executor/client_objects.h"
-#include "executor/dataflow.h"
-#include "executor/decisions.h"
-#include "executor/executor_part.h"
 #include "executor/fetch_table.h"
-#include "executor/row_exchanges.h"
-#include "executor/transfer_manager.h"
+#include "movement/decisions.h"
+#include "movement/row_exchanges.h"
+#include "movement/transfer_manager.h"
+#include "runs/client_objects.h"
+#include "runs/dataflow.h"
+#include "runs/executor_part.h"
 
 namespace pathways {
 

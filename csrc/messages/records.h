@@ -8,7 +8,7 @@
 ///                          machine (far_records.h)
 ///   controller -> client   kFailed, kReclaim
 ///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision; of exchanges of
-///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (executor/row_exchanges.h)
+///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (movement/row_exchanges.h)
 #pragma once
 
 #include <concepts>

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "executor/run_table.h"
+#include "runs/run_table.h"
 
 namespace pathways {
 namespace {

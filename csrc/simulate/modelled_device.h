@@ -29,7 +29,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "executor/backend.h"
+#include "device/backend.h"
 #include "plan/plan.h"
 #include "simulate/fabric.h"
 

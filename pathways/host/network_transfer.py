@@ -1,6 +1,6 @@
 """Network transfers between machines: streams from each host to each host on another machine that it sends to.
 
-A message is a sequence of chunks of outgoing transfers (csrc/executor/network_transfer.h). When the stream is idle, a
+A message is a sequence of chunks of outgoing transfers (csrc/bulk/network_transfer.h). When the stream is idle, a
 transfer goes at once; a small one, after a pause, without a change of threads. When it is busy, as many chunks as fit
 into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long ones. For each outgoing transfer the
 receiver answers once: it is written completely, or why it never will be. The receiving host sees by itself what has

@@ -7,7 +7,7 @@ the stream's number, which the sender draws, so that the receiver knows which tw
 Sockets and not gRPC: gRPC copies every message twice more at each end, and hands it through three of its threads.
 
 A frame is a head of 16 bytes, which begins with the length, and then the bytes. With this head a message begins at a
-multiple of 16, as its chunks want it (csrc/executor/network_transfer.cc).
+multiple of 16, as its chunks want it (csrc/bulk/network_transfer.cc).
 
 Threading: any thread may call; one thread at a time uses a connection.
 """

@@ -1,6 +1,6 @@
 """A host's part in a trace of the cluster: switches it on and off, and names what its records name by number.
 
-The native executor records (csrc/executor/run_trace.h). Control threads call everything here but `keep`, with Python's
+The native executor records (csrc/runs/run_trace.h). Control threads call everything here but `keep`, with Python's
 lock, which each step of the executor holds too.
 """
 

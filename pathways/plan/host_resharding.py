@@ -1,7 +1,7 @@
 """One host's part of a resharding: computed once, when the host's plan is registered. Pure.
 
 A receiver allocates one block, aligned to 64 bytes, per cell that it receives. The senders' native copiers
-(csrc/memory/copier.h) write their rectangles directly into the block. A shard that changes neither device nor extent is
+(csrc/bulk/copier.h) write their rectangles directly into the block. A shard that changes neither device nor extent is
 not copied (MEM-4).
 """
 
@@ -22,7 +22,7 @@ class HostReshardPlan:
     A position is the number of one of the host's own devices among the source's (or target's) devices on this host.
 
     Sending: `reads` are the positions of the source shards that are read. `copy_plans` gives for each destination host
-    what is written there, as the words that `csrc/memory/copy_plan.h` reads.
+    what is written there, as the words that `csrc/bulk/copy_plan.h` reads.
 
     Receiving: `spans` gives the bytes (0: the block takes no memory) and the shape of each block. `direct` says for
     each block whether source shards are used in its place. `shows` gives for each target device of this host, in the

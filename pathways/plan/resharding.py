@@ -232,7 +232,7 @@ def _choose(holders: Mapping[int, int], receiver: int) -> int:
 
 
 def rectangle(copy: Copy, shard: Sequence[int], block: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """A copy as the numbers of a rectangle in `csrc/memory/copy_plan.h`: byte offsets in the shard and in the block,
+    """A copy as the numbers of a rectangle in `csrc/bulk/copy_plan.h`: byte offsets in the shard and in the block,
     bytes in a row, and the number of dimensions above rows; then for each dimension, outermost first: its count, and
     its strides in the shard and in the block.
     """

@@ -1,7 +1,7 @@
 """A way between two hosts: what is told of outgoing transfers when streams work, break, stop, and find nobody.
 
 The other end is a listener of the test's own; packing and unpacking are native and tested in
-`tests/cpp/executor/test_network_transfer.cc`, both ends together in `test_machines.py`.
+`tests/cpp/bulk/test_network_transfer.cc`, both ends together in `test_machines.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <memory>
 
-#include "executor/network_transfer.h"
+#include "bulk/network_transfer.h"
 #include "fuzz.h"
 #include "messages/shared_segments.h"
 #include "simulate/program.h"

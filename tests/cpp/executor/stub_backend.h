@@ -1,7 +1,7 @@
 // A backend that refuses every operation. A test overrides what it is about.
 #pragma once
 
-#include "executor/backend.h"
+#include "device/backend.h"
 
 namespace pathways::test {
 
