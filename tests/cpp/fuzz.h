@@ -69,7 +69,9 @@ class Fuzzer {
   }
   /// A count of what a target must reach, or it proves nothing. One input of libFuzzer's need not reach it.
   void must_reach(uint64_t count) const {
-    if (!is_guided()) EXPECT_GT(count, 0u);
+    if (!is_guided()) {
+      EXPECT_GT(count, 0u);
+    }
   }
 
   /// A number that is likely to break something.
