@@ -40,7 +40,7 @@ WORDS = [
     (
         r"\b(un)?park(s|ed|ing)?\b|\b(un)?park\(",
         "offload, restore",
-        HOSTS + r"|^csrc/(device|bulk|runs|movement|executor|controller|sequencer|host)/",
+        HOSTS + r"|^csrc/(device|bulk|runs|movement|executor|ledger|dispatch|loops|controller|sequencer|host)/",
     ),
     (r"[Pp]oison", "propagate error", ALL),
     (
@@ -59,7 +59,7 @@ WORDS = [
     (
         r"\bWords\b|\bmake_words\b|[Uu]ntold|\bkCommands?(Bytes)?Told\b",
         "error text, delivered",
-        r"^csrc/(client|controller|host)/",
+        r"^csrc/(client|ledger|dispatch|loops|controller|host)/",
     ),
     (r"\bDirectory\b", "handle table", r"^csrc/"),
     (r"\bHostDriver\b", "JaxBackend", ALL),

@@ -1,6 +1,6 @@
 """Shares over time: the device time of each client of a cluster, sampled from the controller.
 
-The controller counts the device time that each client's runs took (`csrc/controller/device_times.h`), summed over
+The controller counts the device time that each client's runs took (`csrc/dispatch/device_times.h`), summed over
 hosts: it is what `pathways clients` shows. A `Sampler` reads it at regular times; `windows` turns samples into shares.
 The lengths that steps should have would not do: a step of 0.1 ms takes longer where timers are coarse.
 """

@@ -6,7 +6,7 @@
 // in a message. FUT-3: a table refuses a handle whose generation is over.
 //
 // A handle whose index has its highest bit set is hidden: it names a buffer that the controller keeps for a client
-// between two runs of a composite (controller/loops.h). No table of futures has such an index, and no client may send
+// between two runs of a composite (loops/loops.h). No table of futures has such an index, and no client may send
 // such a handle.
 #pragma once
 

@@ -1,7 +1,7 @@
 /// TraceRing: the newest records of a trace, in memory of fixed size. When it is full, a new record replaces the oldest
 /// one, and the ring counts the loss.
 ///
-/// A host has one (runs/run_trace.h), and the controller (controller/order_trace.h). While it is off it has no
+/// A host has one (runs/run_trace.h), and the controller (dispatch/order_trace.h). While it is off it has no
 /// memory, and whoever would write asks `is_on` first: one branch. `start` does not touch the memory: a trace pays for
 /// the records that it writes, not for those that it has room for.
 ///

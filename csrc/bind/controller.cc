@@ -160,7 +160,7 @@ void register_controller(py::module_& m) {
           },
           "number"_a, "client"_a, "name"_a, "group"_a, "arguments"_a, "values"_a, "parallel"_a, "donated"_a,
           "results"_a, "steps"_a, unlocked,
-          "A program with loops; see csrc/controller/composite.h. `steps`: (kind, plan or count, inputs, outputs). The "
+          "A program with loops; see csrc/loops/composite.h. `steps`: (kind, plan or count, inputs, outputs). The "
           "count of a loop that is decided is the most iterations that it may have; 0: any number.")
       .def(
           "add_client",
@@ -259,7 +259,7 @@ void register_controller(py::module_& m) {
             const size_t bytes = taken.records.size() * sizeof(OrderTraceRecord);
             return py::make_tuple(py::bytes(reinterpret_cast<const char*>(taken.records.data()), bytes), taken.dropped);
           },
-          "The records of the trace so far (controller/order_trace.h), and how many were dropped.")
+          "The records of the trace so far (dispatch/order_trace.h), and how many were dropped.")
       .def("stats", [](BoundController& c) { return stats_dict(c.stats()); })
       .def_property_readonly("address",
                              [](BoundController& c) { return reinterpret_cast<size_t>(static_cast<Controller*>(&c)); });

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "controller/client_records.h"
-#include "controller/controller_options.h"
+#include "dispatch/controller_options.h"
+#include "ledger/client_records.h"
 
 namespace pathways {
 namespace {

@@ -30,13 +30,13 @@
 #include <string_view>
 #include <vector>
 
-#include "controller/clients.h"
-#include "controller/controller_options.h"
 #include "controller/deadlines.h"
-#include "controller/device_shares.h"
-#include "controller/grants.h"
-#include "controller/loops.h"
-#include "controller/memory_ledger.h"
+#include "dispatch/controller_options.h"
+#include "dispatch/device_shares.h"
+#include "dispatch/grants.h"
+#include "ledger/clients.h"
+#include "ledger/memory_ledger.h"
+#include "loops/loops.h"
 
 namespace pathways {
 

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "controller/admission_queue.h"
-#include "controller/client_records.h"
 #include "controller/refusals.h"
+#include "ledger/client_records.h"
 
 namespace pathways {
 

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "controller/client_records.h"
+#include "ledger/client_records.h"
 
 namespace pathways {
 namespace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "controller/admission_queue.h"
-#include "controller/client_records.h"
+#include "ledger/client_records.h"
 
 namespace pathways {
 

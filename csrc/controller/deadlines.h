@@ -16,11 +16,11 @@
 #include <span>
 #include <string>
 
-#include "controller/clients.h"
-#include "controller/controller_options.h"
 #include "controller/deadline_heap.h"
-#include "controller/grants.h"
-#include "controller/memory_ledger.h"
+#include "dispatch/controller_options.h"
+#include "dispatch/grants.h"
+#include "ledger/clients.h"
+#include "ledger/memory_ledger.h"
 
 namespace pathways {
 

@@ -33,12 +33,12 @@
 #include <vector>
 
 #include "controller/admission_queue.h"
-#include "controller/clients.h"
-#include "controller/controller_options.h"
-#include "controller/device_shares.h"
-#include "controller/grants.h"
-#include "controller/host_rings.h"
-#include "controller/memory_ledger.h"
+#include "dispatch/controller_options.h"
+#include "dispatch/device_shares.h"
+#include "dispatch/grants.h"
+#include "dispatch/host_rings.h"
+#include "ledger/clients.h"
+#include "ledger/memory_ledger.h"
 #include "messages/ready_bitmap.h"
 #include "messages/records.h"
 #include "sync/mailbox.h"

@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "base/status.h"
-#include "controller/client_records.h"
+#include "ledger/client_records.h"
 #include "messages/records.h"
 
 namespace pathways {

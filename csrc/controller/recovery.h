@@ -24,13 +24,13 @@
 #include <vector>
 
 #include "controller/admission_queue.h"
-#include "controller/clients.h"
-#include "controller/grants.h"
-#include "controller/host_rings.h"
 #include "controller/inbox.h"
-#include "controller/loops.h"
-#include "controller/lost_buffers.h"
-#include "controller/memory_ledger.h"
+#include "dispatch/grants.h"
+#include "dispatch/host_rings.h"
+#include "ledger/clients.h"
+#include "ledger/lost_buffers.h"
+#include "ledger/memory_ledger.h"
+#include "loops/loops.h"
 
 namespace pathways {
 

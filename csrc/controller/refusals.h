@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "controller/controller_options.h"
-#include "controller/memory_ledger.h"
+#include "dispatch/controller_options.h"
+#include "ledger/memory_ledger.h"
 
 namespace pathways {
 

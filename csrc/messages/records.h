@@ -82,7 +82,7 @@ enum RunDetail : uint16_t {
 inline constexpr uint64_t kElementTag = ~uint64_t{0};
 
 /// Followed by the handles of `arguments` arguments and `results` results, 8 bytes each; then the words of the flags in
-/// `header.detail`. A host gets those of its own arguments and results only (controller/run_parts.h).
+/// `header.detail`. A host gets those of its own arguments and results only (dispatch/run_parts.h).
 struct RunRecord {
   RecordHeader header;  ///< detail: RunDetail
   uint64_t tag;    ///< client -> controller: the client's own number of the run; controller -> host: the entry's id

@@ -35,7 +35,7 @@ class Plan;
 inline constexpr uint32_t kNoPredicate = 0xffffffffu;
 inline constexpr uint32_t kNoBit = 0xffffffffu;
 inline constexpr uint32_t kPredicateBits = 63;  ///< predicates that the controller compares over a run's hosts
-/// The bit of the predicate that says whether a loop goes on behind this run (controller/loops.h). One host reports it.
+/// The bit of the predicate that says whether a loop goes on behind this run (loops/loops.h). One host reports it.
 inline constexpr uint32_t kVerdictBit = 63;
 inline constexpr uint64_t kVerdictMask = uint64_t{1} << kVerdictBit;  ///< in RunDoneRecord's `known` and `chosen`
 inline constexpr uint32_t kMostNested = 64;

@@ -8,7 +8,7 @@
 ///
 /// Two readers. `began_ns` gives each run its busy time, which goes to the controller with the run's end; there the sum
 /// of what was noticed in one look is divided among the runs, for the policy and for `pathways clients` (SHARE-5,
-/// controller/device_times.h). `uses` sums up how long each client kept each device busy, for `pathways top`.
+/// dispatch/device_times.h). `uses` sums up how long each client kept each device busy, for `pathways top`.
 ///
 /// Used by Launcher and ValueSettler. Threading: the executor's thread only.
 #pragma once

@@ -5,7 +5,7 @@ The operator allows every client of a cluster the same (`ClusterOptions.client_m
 ask for less; one that asks for more is refused. Who asks for nothing gets what is allowed. What the operator changes
 later, for one client, is not bounded by that: it is the operator's own decision.
 
-MEM-5, FLOW-1, SHARE-1: the native controller enforces the limits (csrc/controller/client_limits.h).
+MEM-5, FLOW-1, SHARE-1: the native controller enforces the limits (csrc/ledger/client_limits.h).
 """
 
 from __future__ import annotations

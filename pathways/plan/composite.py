@@ -1,4 +1,4 @@
-"""A bound program with loops as a composite: runs of plans, and loops around them (csrc/controller/composite.h).
+"""A bound program with loops as a composite: runs of plans, and loops around them (csrc/loops/composite.h).
 
 The controller orders one run after the other. What runs give to each other lies in buffers without a future. A run
 takes such a buffer (its plan donates the argument) when it is the last that reads it; so nothing is left behind.

@@ -16,7 +16,7 @@ AT_LIMIT = ("error", "wait")
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3  # so that what clients are charged can be compared (csrc/policy)
 _MOST_PRIORITY = 1_000_000
 _MOST_NAME = 100
-#: The bounds of csrc/controller/client_limits.h.
+#: The bounds of csrc/ledger/client_limits.h.
 _MOST_RUNS = 1 << 14
 _LEAST_BYTES = 1 << 21
 _MOST_SIZE = 1 << 62

@@ -1,4 +1,4 @@
-"""The records of a trace, as the native core writes them: csrc/runs/run_trace.h, csrc/controller/order_trace.h.
+"""The records of a trace, as the native core writes them: csrc/runs/run_trace.h, csrc/dispatch/order_trace.h.
 
 All times are nanoseconds of the clock `monotonic_ns()`; 0: it did not happen.
 """

@@ -5,7 +5,7 @@
 //   MEM-3   Refusals.GiveOthersTimeSomeTimesAtMost
 //   FLOW-1  Limits.RunsUnderWay, Limits.BytesUnderWay
 //   SHARE-1 Limits.DeviceTime*
-#include "controller/client_limits.h"
+#include "ledger/client_limits.h"
 
 #include <chrono>
 #include <cmath>

@@ -3,7 +3,7 @@
 //   COST-4   Ready.AnIdleClientCostsNoLook, Ready.WhoHasNothingLeftIsLookedAtNoMore: work is counted, not time
 //   READY-2  Ready.WhoWasIdleIsFound, Ready.WhatWaitedBehindASuspensionIsRead, Ready.ACancelIsRead,
 //            Ready.RingsAtAnyMoment
-#include "controller/ready_clients.h"
+#include "ledger/ready_clients.h"
 
 #include <array>
 #include <atomic>

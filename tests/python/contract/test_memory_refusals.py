@@ -20,7 +20,7 @@ import pathways as pw
 
 pytestmark = pytest.mark.slow
 
-GRACE_S = 0.25  # of MEM-3, see csrc/controller/controller_options.h
+GRACE_S = 0.25  # of MEM-3, see csrc/dispatch/controller_options.h
 PATIENCE_S = 30.0  # with a machine that is busy
 
 

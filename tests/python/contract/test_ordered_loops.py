@@ -1,7 +1,7 @@
 """Loops that the controller orders, iteration by iteration: values and gradients are plain JAX's.
 
 A loop that fails, is late or loses a host leaves nothing. The order itself is tested in
-`tests/cpp/controller/test_loops.cc`.
+`tests/cpp/loops/test_loops.cc`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import pathways as pw
 from pathways.api import orbax_handler
 from pathways.protocol import payloads
 
-GRACE_S = 0.25  # of MEM-3, see csrc/controller/controller_options.h
+GRACE_S = 0.25  # of MEM-3, see csrc/dispatch/controller_options.h
 BUDGET = 16 * MiB
 
 
