@@ -53,13 +53,14 @@ class JaxBackend:
         swap_every_for_testing: int = 0,
         islands: tuple[int, ...] = (),
         far: tuple[int | None, ...] = (),
+        hidden: Callable[[], list[str]] | None = None,
     ) -> None:
         """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
 
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
         `swap_every_for_testing`: see `pathways.testing.faults`. `islands`: the island of each host; empty: all are in
-        one. `far`: see `HostConfig`.
+        one. `far`: see `HostConfig`. `hidden`: see `Sidecars`.
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
@@ -74,7 +75,7 @@ class JaxBackend:
             swap_every_for_testing=swap_every_for_testing,
             far=far,
         )
-        self.sidecars = Sidecars(host)
+        self.sidecars = Sidecars(host, hidden)
         self.callbacks = Questions(host, self.sidecars)
         #: Called with the reason when a computation cannot come to its end; may end the process.
         self.give_up: Callable[[str], None] = lambda why: None

@@ -30,12 +30,14 @@ from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import HostConfig, load_host
+from pathways.process.run_directory import secret_folders
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
 from pathways.protocol.serialization import dump, load_program
 from pathways.protocol.wire import Stage
 from pathways.quirks import quirks_of
+from pathways.trust.files import hideable_folder
 
 FD_TIMEOUT_S = 10.0
 LAST_WORDS_S = 2.0
@@ -94,6 +96,12 @@ def default_device_bytes(device: Any, devices: int) -> int:
     return 0
 
 
+def hidden_folders(config: HostConfig) -> list[str]:
+    """What the clients' own functions do not see on a machine that serves clients from elsewhere."""
+    certificate = [hideable_folder(config.credentials)] if config.credentials else []
+    return [*secret_folders(), *certificate]
+
+
 def start_jax_driver(
     config: HostConfig, segments: Sequence[Any], controller: Any, joined: Callable[[], None]
 ) -> Driver:
@@ -138,6 +146,7 @@ def start_jax_driver(
         stand_in.register()
     driver = JaxBackend(
         host=config.host,
+        hidden=functools.partial(hidden_folders, config) if config.is_linked else None,
         devices=local,
         all_devices=everyone,
         first_device=island[0] * options.devices_per_host,

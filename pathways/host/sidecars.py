@@ -8,6 +8,7 @@ arguments, and nothing else. What it answers is data: bytes of the promised shap
 
 A call that does not end within its deadline ends the process, and with it what the functions kept there. The next call
 starts another one. When a client is gone, its sidecar is killed (OWN-1); a sidecar ends with its host.
+On a machine that serves clients from elsewhere, sidecars are confined (GUEST-1).
 """
 
 from __future__ import annotations
@@ -23,27 +24,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pathways import errors
 from pathways.compiler.ir import HostFunction
-from pathways.process import sidecar
+from pathways.process import confinement, sidecar
 from pathways.process.children import describe_exit
+from pathways.process.environment import SECRETS
 from pathways.process.host_functions import MAX_ERROR_CHARS, Kind
 from pathways.process.worker_threads import WorkerThreads
 
 _MOST_ANSWER_BYTES = 16 * MAX_ERROR_CHARS  # JSON writes some characters as twelve bytes
+_MOST_PROCESSES = 4096  # and threads, of a confined one
 _START_S = 60.0  # to start a process and to read a function, beside the deadline
 
 
 class Sidecars:
-    """The sidecars of one host. Any thread may use it."""
+    """The sidecars of one host. Any thread may use it.
 
-    def __init__(self, host: int) -> None:
+    Args:
+        host: its number.
+        hidden: gives the folders that functions do not see; they reach no other process, and have bounds
+            (`pathways/process/confinement.py`). None: they may do what the host's user may.
+    """
+
+    def __init__(self, host: int, hidden: Callable[[], list[str]] | None = None) -> None:
         self._host = host
+        self._hidden = hidden
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._functions: dict[tuple[int, int], list[Any]] = {}  # by client and number: the function, and its programs
@@ -89,7 +99,7 @@ class Sidecars:
             function = self._functions[client, number][0]
             process = self._processes.get(client)
             if process is None:
-                process = self._processes[client] = _Process(client, self._host)
+                process = self._processes[client] = _Process(client, self._host, self._hidden)
         return process.ask(function, arrays, kinds)
 
     def forget(self, client: int) -> None:
@@ -125,9 +135,10 @@ class _Failed(Exception):
 class _Process:
     """The sidecar of one client. Calls take their turns, in the order in which they come."""
 
-    def __init__(self, client: int, host: int) -> None:
+    def __init__(self, client: int, host: int, hidden: Callable[[], list[str]] | None = None) -> None:
         self._client = client
         self._host = host
+        self._hidden = hidden
         # One thread for the process's whole life: the kernel ends a child with the thread that has started it.
         self._thread = WorkerThreads("pw-sidecar", most=1)
         self._child: subprocess.Popen[bytes] | None = None  # the thread sets it under _ending; `stop` kills it
@@ -235,13 +246,14 @@ class _Process:
         self._memory_bytes = 0
         self._loaded.clear()
         handed = (theirs.fileno(), self._memory)
-        command = [sys.executable, "-P", "-m", sidecar.__name__, *map(str, handed), str(os.getpid())]
+        command = [*self._interpreter(), sidecar.__name__, *map(str, handed), str(os.getpid())]
         with self._ending, theirs:
             if self._is_stopped:
                 ours.close()
                 os.close(self._memory)
                 raise _Failed(f"client {self._client}, whose function was to run, is gone")
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a function that uses JAX takes no device of the host
+            inherited = {name: text for name, text in os.environ.items() if name not in SECRETS}
+            environment = {**inherited, "JAX_PLATFORMS": "cpu"}  # a function that uses JAX takes no device of the host
             try:
                 self._child = subprocess.Popen(
                     command, pass_fds=handed, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
@@ -251,6 +263,14 @@ class _Process:
                 os.close(self._memory)
                 raise
             self._link = ours
+
+    def _interpreter(self) -> list[str]:
+        """How a module is run."""
+        if self._hidden is None:
+            return [sys.executable, "-P", "-m"]
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        bounds = {"hide": self._hidden(), "memory": memory, "processes": _MOST_PROCESSES}
+        return [sys.executable, "-P", confinement.__file__, json.dumps(bounds)]
 
     def _request(self, request: dict[str, Any], data: bytes | None, limit_s: float | None, late: str) -> None:
         """Sends a request and waits for its answer.

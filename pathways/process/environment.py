@@ -23,6 +23,8 @@ _DEVICE_FILES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/dri/renderD*", "tpu"
 _PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin"),
             "tpu": ("libtpu",)}  # fmt: skip
 _ALIASES = {"gpu": "cuda"}
+#: Variables that let their holder into a cluster.
+SECRETS = ("PATHWAYS_TOKEN", "PATHWAYS_TOKEN_FILE")
 # The arrangement of the chips of one process on a TPU host, by the number of chips.
 _CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_FIRST_PORT = 8476
@@ -121,8 +123,14 @@ def enough_cpu_threads(devices: int, environ: MutableMapping[str, str]) -> Itera
 def host_environment(options: ClusterOptions, platform: str, host: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of host number `host`: the given environment, with only this host's devices."""
     env = dict(environ)
-    # These would contradict our settings of the devices and the group.
-    for name in ("JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORM_NAME"):
+    # Hosts need no token; the others would contradict our settings of the devices and the group.
+    for name in (
+        *SECRETS,
+        "JAX_NUM_CPU_DEVICES",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_LOCAL_DEVICE_IDS",
+        "JAX_PLATFORM_NAME",
+    ):
         env.pop(name, None)
     flags = [flag for flag in env.pop("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT)]
     each = options.devices_per_host

@@ -60,8 +60,7 @@ def state_folder() -> str:
     Raises:
         OptionError: it cannot be made, as where the home folder is read-only.
     """
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    folder = os.path.join(base, "pathways")
+    folder = _state_folder()
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
     except OSError as error:
@@ -72,6 +71,15 @@ def state_folder() -> str:
     return folder
 
 
+def secret_folders() -> list[str]:
+    """Folders of this user that are there now, and hold secrets or lead into a cluster: those of clusters and agents
+    with their authorities, and where certificates are kept.
+    """
+    directories = _candidates()
+    found = [*directories, *map(authority_folder, directories), _state_folder()]
+    return sorted({os.path.realpath(path) for path in found if os.path.isdir(path)})
+
+
 def sweep() -> None:
     """Removes the directories of dead clusters. One exists only when a cluster's supervisor was killed as well."""
     for path in _candidates():
@@ -80,6 +88,11 @@ def sweep() -> None:
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
             continue
+
+
+def _state_folder() -> str:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "pathways")
 
 
 def _candidates() -> list[str]:

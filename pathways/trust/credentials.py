@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pathways import errors
-from pathways.trust.files import read_private, write_private
+from pathways.trust.files import read_private, write_hideable
 from pathways.trust.identity import Identity, Role, identity_of, timestamp
 
 #: How far another machine's clock may be behind: certificates are valid from this long before they are made.
@@ -104,8 +104,8 @@ class Credentials:
         return cls.of(chain, keys[0])
 
     def save(self, path: str) -> None:
-        """Writes all three into one file of mode 0600, which is replaced as a whole."""
-        write_private(path, (self.certificate + self.key + self.authority).encode("ascii"))
+        """Writes all three into one file of mode 0600, which is replaced as a whole, in a folder of its own."""
+        write_hideable(path, (self.certificate + self.key + self.authority).encode("ascii"))
 
     @property
     def role(self) -> Role:

@@ -109,6 +109,27 @@ def write_private(path: str, content: bytes) -> None:
     _sync_folder(folder)
 
 
+def write_hideable(path: str, content: bytes) -> None:
+    """As `write_private`, into a folder `path` + ".d" of its own, to which `path` is a link.
+
+    Who hides a file from a process hides it only until it is replaced: a folder is hidden for good
+    (`pathways/process/confinement.py`).
+    """
+    folder, name = hideable_folder(path), os.path.basename(path)
+    make_private_folder(folder)
+    write_private(os.path.join(folder, name), content)
+    target = os.path.join(os.path.basename(folder), name)
+    if not os.path.islink(path) or os.readlink(path) != target:
+        temporary = os.path.join(folder, f".{secrets.token_hex(4)}")
+        os.symlink(target, temporary)
+        os.replace(temporary, path)
+
+
+def hideable_folder(path: str) -> str:
+    """Where `write_hideable` writes."""
+    return os.path.abspath(path) + ".d"
+
+
 def _sync_folder(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

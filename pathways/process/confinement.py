@@ -1,0 +1,130 @@
+"""Runs a module in a process that reaches neither this machine's secrets nor processes that are not its own.
+
+    python -P confinement.py {"hide": [FOLDER, ...], "memory": BYTES, "processes": N} MODULE ARGUMENT...
+
+GUEST-1: functions of clients (`pw.host_callback`) run so on a machine that serves clients from elsewhere.
+
+It imports nothing of ours, because what it does must be done before the process has a second thread. It uses what the
+kernel has, and says on stderr what it lacks:
+
+* a user and a mount namespace, in which an empty folder lies over each folder of `hide`, for good: the process has none
+  of root's powers from then on, not even over its own namespace. Namespaces are refused in many containers;
+* Landlock (Linux 5.13): no look into a process outside, so at no environment, memory or descriptor of it. From Linux
+  6.12 on also no signal to one, and no socket without a path;
+* limits: of the memory of each process, in bytes, and of the number of processes and threads, from which root is
+  exempt. When the machine has no memory left, this process ends first.
+
+A folder is hidden and not a file: who replaces a file puts another one there, which is not hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import runpy
+import struct
+import sys
+from collections.abc import Sequence
+
+_NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
+_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _ALL_BELOW, _PRIVATE = 1, 2, 4, 8, 1 << 14, 1 << 18
+_SET_DUMPABLE, _DROP_BOUND, _SET_SECURE_BITS, _NO_NEW_PRIVILEGES = 4, 24, 28, 38
+_NO_ROOT_FOR_GOOD = 0b11
+_CAPABILITIES_3 = 0x20080522
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446
+_MAKE_BLOCK_DEVICE = 1 << 11
+_NO_ABSTRACT_SOCKETS, _NO_SIGNALS = 1, 2
+_SCOPES_SINCE = 6
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def confine(hide: Sequence[str], memory: int, processes: int) -> list[str]:
+    """Confines this process, which has one thread, and what it will start. Returns what could not be done, and why."""
+    lacking = []
+    _control(_NO_NEW_PRIVILEGES, 1)
+    for what, do in (("secrets are not hidden", lambda: _hide(hide)), ("other processes can be seen", _leave_others)):
+        try:
+            do()
+        except OSError as error:
+            lacking.append(f"{what} ({error})")
+    _control(_SET_DUMPABLE, 1)  # else its own /proc/self is root's
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    for kind, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_NPROC, processes)):
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    return lacking
+
+
+def _hide(folders: Sequence[str]) -> None:
+    user, group = os.geteuid(), os.getegid()
+    _check(_libc.unshare(_NEW_USER | _NEW_MOUNTS), "no namespaces")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    _mount("none", "/", None, _ALL_BELOW | _PRIVATE, None)
+    flags = _READ_ONLY | _NO_SUID | _NO_DEVICES | _NO_EXEC
+    for folder in folders:
+        if os.path.isdir(folder):
+            _mount("none", folder, "tmpfs", flags, "mode=0700,size=4096")
+    if not os.access(os.getcwd(), os.X_OK):
+        os.chdir("/")
+    _drop_powers()
+
+
+def _drop_powers() -> None:
+    """Those over the new namespaces. With them, what hides the folders could be taken away."""
+    _control(_SET_SECURE_BITS, _NO_ROOT_FOR_GOOD)
+    for capability in range(64):
+        if _libc.prctl(_DROP_BOUND, capability, 0, 0, 0):
+            break  # the kernel knows no more
+    header, none = struct.pack("<Ii", _CAPABILITIES_3, 0), struct.pack("<6I", 0, 0, 0, 0, 0, 0)
+    _check(_libc.capset(header, none), "capabilities are kept")
+
+
+def _leave_others() -> None:
+    """A domain of Landlock's: what is not in it, or below it, is out of reach."""
+    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    _check(version, "no Landlock")
+    if version >= _SCOPES_SINCE:
+        rules = struct.pack("<QQQ", 0, 0, _NO_ABSTRACT_SOCKETS | _NO_SIGNALS)
+    else:
+        rules = struct.pack("<Q", _MAKE_BLOCK_DEVICE)  # something must be ruled
+    domain = _libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), 0)
+    _check(domain, "no Landlock")
+    try:
+        _check(_libc.syscall(_RESTRICT_SELF, domain, 0), "no Landlock")
+    finally:
+        os.close(domain)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
+    _check(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"no mount at {target}")
+
+
+def _control(what: int, value: int) -> None:
+    _check(_libc.prctl(what, ctypes.c_ulong(value), 0, 0, 0), f"prctl {what}")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Confines the process, and runs the module."""
+    for problem in confine(**json.loads(arguments[0])):
+        print(f"host functions of clients run here, and {problem}", file=sys.stderr, flush=True)
+    sys.argv = list(arguments[1:])
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
