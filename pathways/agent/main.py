@@ -31,6 +31,7 @@ from pathways.agent.tunnel import TunnelServer
 from pathways.process import environment
 from pathways.process.config import ClusterOptions
 from pathways.process.host_processes import HostProcesses
+from pathways.process.log_files import keep_short
 from pathways.process.supervisor import report
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import agent_pb2_grpc as rpc
@@ -80,6 +81,7 @@ class Agent:
         loop.add_reader(self._config.owner_fd, self._owner_ended)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._end.set)
+        keeping = asyncio.create_task(keep_short(self._config.directory))
         while not self._end.is_set():
             try:
                 await self._serve()
@@ -94,6 +96,7 @@ class Agent:
                 print(f"no controller: {error}", file=sys.stderr, flush=True)
             if not self._end.is_set():
                 await _either(self._end.wait(), asyncio.sleep(RETRY_S))
+        keeping.cancel()
         return 0
 
     def _owner_ended(self) -> None:

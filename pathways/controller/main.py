@@ -25,6 +25,7 @@ from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
 from pathways.process.config import ControllerConfig, load_controller
+from pathways.process.log_files import keep_short
 from pathways.process.supervisor import report
 from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2_grpc as rpc
@@ -39,7 +40,7 @@ async def run(config: ControllerConfig) -> int:
     """Runs a cluster from start to end; returns the exit status."""
     cluster = ClusterManager(config, importlib.import_module(config.options.native))
     servers: list[ControlServer] = []
-    background: list[asyncio.Task[None]] = []
+    background = [asyncio.create_task(keep_short(config.directory))]
     port: Port | None = None
     try:
         cluster.start()

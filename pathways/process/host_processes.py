@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
-from pathways.process import fd_passing
+from pathways.process import fd_passing, log_files
 from pathways.process.children import describe_exit, log_tail
 from pathways.process.config import HostConfig, dump
 from pathways.process.supervisor import adopt_orphans, reap_orphans
@@ -231,7 +231,7 @@ class HostProcesses:
         """
         ours, theirs = fd_passing.pair()
         config = dataclasses.replace(config, socket_fd=theirs.fileno())
-        with open(log_path, "wb") as log, theirs:
+        with log_files.create(log_path) as log, theirs:
             process = self.fork([dump(config)], environment, [log.fileno(), *config.fds])
         ours.setblocking(False)
         try:

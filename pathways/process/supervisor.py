@@ -55,7 +55,7 @@ def main(argument: str) -> int:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         os.mkdir(os.path.join(directory, "logs"), 0o700)
         log_path = os.path.join(directory, "logs", "controller.log")
-        with open(log_path, "wb") as log:
+        with open(log_path, "ab") as log:  # to append: it may begin anew (LOG-1)
             controller = subprocess.Popen(
                 [*config["command"], str(lock_fd)],
                 stdin=subprocess.DEVNULL,

@@ -17,12 +17,15 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import jax
+import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner, Result
 from control_clusters import eventually
 from machines import MachineCluster
 
+import pathways as pw
 from pathways import cli, errors
 from pathways.cli.logs import _CONTROL
 from pathways.cluster import operator
@@ -40,6 +43,57 @@ def text(*arguments: object) -> str:
     shown = logs(*arguments)
     assert shown.exit_code == 0, shown.output
     return shown.stdout
+
+
+# A log has a bound, and so has what is kept of it.
+
+
+def test_a_log_that_is_too_long_begins_anew_and_keeps_its_end(tmp_path: pathlib.Path) -> None:
+    """LOG-1, with a writer that knows nothing of it."""
+    (tmp_path / "logs").mkdir()
+    path = log_files.host_log(str(tmp_path), 0, 0)
+    with log_files.create(path) as log:
+        line = b"x" * 1023 + b"\n"
+        for number in range(log_files.MOST_LOG // 1024):
+            log.write(b"%8d" % number + line[8:])
+        log.flush()
+        log_files.shorten(str(tmp_path))
+        assert os.path.getsize(path) == log_files.MOST_LOG, "it is not too long yet"
+        log.write(line * 3 + b"last\n")
+        log.flush()
+        log_files.shorten(str(tmp_path))
+        log.write(b"behind\n")
+        log.flush()
+    anew = pathlib.Path(path).read_bytes()
+    assert anew.startswith(b"... this log was 32 MiB long") and anew.endswith(b"\nbehind\n") and len(anew) < 1000
+    kept = pathlib.Path(f"{path}.1").read_bytes()
+    assert len(kept) == log_files.KEPT and kept.endswith(b"x\nlast\n")
+    assert log_files.incarnations(str(tmp_path), 0) == [0]
+    assert log_files.read_piece(path, log_files.MOST_LOG, 0).data == anew, "a reader begins anew as well"
+
+
+@pytest.mark.slow
+def test_a_client_that_prints_without_end_fills_no_disk() -> None:
+    """LOG-1 for what a client's own function prints on a host of another machine."""
+    with MachineCluster(1, devices_per_host=1) as machines, machines.connect() as cluster:
+        slice_ = pw.make_virtual_device_set(cluster).add_slice(1)
+
+        def print_much(x: np.ndarray) -> np.ndarray:
+            for _ in range(60 << 10):
+                print("x" * 1023)
+            sys.stdout.flush()
+            return x
+
+        call = pw.jit(lambda x: pw.host_callback(print_much, jax.ShapeDtypeStruct((), np.float32), x), devices=slice_)
+        host = cluster.stats()["hosts"][0]["pid"]
+        folder = pathlib.Path(f"/proc/{host}/fd/1").readlink().parent
+        for _ in range(3):  # 60 MiB each
+            assert float(call(np.float32(2))) == 2
+            eventually(lambda: _size(folder) <= log_files.KEPT + (1 << 20), "the logs are short again")
+
+
+def _size(folder: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 # The pieces of a file.
