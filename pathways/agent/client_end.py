@@ -27,6 +27,7 @@ from pathways import errors
 from pathways.agent.controller_session import ControllerSession, WayIn
 from pathways.agent.link_threads import LinkThreads
 from pathways.process import fd_passing
+from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import ClientSizes
 
 NATIVE = "pathways._native"
@@ -148,6 +149,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's Ctrl-C is the client's matter
         signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(ParentLost):
+        die_with_parent(os.getppid(), signal.SIGTERM)  # the supervisor
     config = ClientEndConfig(**json.loads(sys.argv[1]))
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)

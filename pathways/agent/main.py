@@ -8,12 +8,14 @@ controller: a new controller at the same address takes it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import faulthandler
 import importlib
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -29,6 +31,7 @@ from pathways.agent.island import IslandHosts
 from pathways.agent.link_threads import LinkThreads
 from pathways.agent.tunnel import TunnelServer
 from pathways.process import environment
+from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import ClusterOptions
 from pathways.process.host_processes import HostProcesses
 from pathways.process.log_files import keep_short
@@ -36,7 +39,7 @@ from pathways.process.supervisor import report
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import agent_pb2_grpc as rpc
 from pathways.protocol import wire
-from pathways.trust import Credentials, Renewal, dial_answered, renewed_at
+from pathways.trust import Credentials, Renewal, dial_answered, given_token, renewed_at
 
 RETRY_S = 1.0
 NATIVE = "pathways._native"
@@ -44,11 +47,12 @@ NATIVE = "pathways._native"
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """What `pathways agent` tells its process. `credentials`: the folder; empty: the cluster is not encrypted."""
+    """What `pathways agent` tells its process. `credentials`: the file; empty: the cluster is not encrypted, and the
+    token is in the environment, because other users of the machine can read a command line.
+    """
 
     address: str
     credentials: str
-    token: str  # of a cluster that is not encrypted
     directory: str
     name: str
     hosts: int
@@ -67,6 +71,7 @@ class Agent:
         self._config = config
         self._native: Any = importlib.import_module(NATIVE)
         self._credentials = None
+        self._token = given_token(None, os.environ)
         if config.credentials:
             own = Credentials.load(config.credentials)
             self._credentials = Renewal(own, lambda old: renewed_at(config.address, old), config.credentials)
@@ -108,7 +113,7 @@ class Agent:
 
     def _dial(self, purpose: str, **fields: Any) -> tuple[socket.socket, dict[str, Any]]:
         if self._credentials is None:
-            fields |= {"token": self._config.token, "name": self._config.name}
+            fields |= {"token": self._token, "name": self._config.name}
         return dial_answered(self._config.address, self._credentials, purpose, **fields)
 
     async def _serve(self) -> None:
@@ -245,7 +250,12 @@ def main() -> None:
     config = AgentConfig(**json.loads(sys.argv[1]))
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)
+    with contextlib.suppress(ParentLost):
+        die_with_parent(os.getppid(), signal.SIGTERM)  # the supervisor: it ends first only if somebody kills it
+    supervisor = os.getppid()
     status = asyncio.run(Agent(config).run())
+    if os.getppid() != supervisor:
+        shutil.rmtree(config.directory, ignore_errors=True)
     sys.stderr.flush()
     os._exit(status)
 

@@ -133,6 +133,7 @@ def up(
     """
     from pathways.cli.joining import listening, tell_how_to_join
     from pathways.cluster.launcher import start_local_cluster
+    from pathways.process.client_terms import ClientTerms
 
     asked_of_ray = taken_ray_options(allowance, on)
     where = listening(listen, authority, insecure_plaintext, listens_always=on == "ray")
@@ -154,6 +155,7 @@ def up(
             device_memory=device_memory,
             transfer_memory=transfer_memory,
             policy=policy,
+            terms=ClientTerms(name="pathways-up"),
             **allowance,
         )
     except KeyboardInterrupt:

@@ -58,7 +58,6 @@ class AgentHandle:
         config: dict[str, Any] = {
             "address": address,
             "credentials": credentials or "",
-            "token": "" if credentials else token,
             "directory": directory,
             "name": name,
             "hosts": hosts,
@@ -72,7 +71,7 @@ class AgentHandle:
             whole = AgentConfig(**{**config, "owner_fd": owner_fd, "report_fd": report_fd})
             return [sys.executable, "-P", "-m", "pathways.agent.main", json.dumps(vars(whole))]
 
-        self._supervised = Supervised(directory, command)
+        self._supervised = Supervised(directory, command, "" if credentials else token)
         self._is_closed = False
 
     def wait_joined(self, timeout_s: float = JOIN_TIMEOUT_S) -> int:

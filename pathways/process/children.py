@@ -19,14 +19,14 @@ class ParentLost(Exception):
     """The parent had ended before `die_with_parent` could ask the kernel for the signal."""
 
 
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when the thread that started it ends; here that is the parent's main thread.
+def die_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel for a signal to this process when the thread that started it ends, its parent's main thread.
 
     Raises:
         ParentLost: `parent` is no longer the parent, so the kernel would never send the signal.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         raise ParentLost(f"process {parent} ended before its child {os.getpid()} was up")

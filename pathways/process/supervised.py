@@ -22,14 +22,19 @@ CLOSE_GRACE_S = 8.0
 class Supervised:
     """A process that this process owns: it ends with this process, and leaves nothing behind."""
 
-    def __init__(self, directory: str, command: Callable[[int, int], list[str]]) -> None:
+    def __init__(self, directory: str, command: Callable[[int, int], list[str]], token: str | None = None) -> None:
         """Starts it.
 
         Args:
             directory: made for it, and removed at its end.
             command: for the descriptors (pidfd of this process, where it reports): its command line, to which the
                 supervisor appends the descriptor of the directory's lock.
+            token: the only one that it gets, in its environment; None: what this process has.
         """
+        inherited = environment.child_environment(os.environ)
+        if token is not None:
+            inherited = {name: text for name, text in inherited.items() if name not in environment.SECRETS}
+            inherited |= {"PATHWAYS_TOKEN": token} if token else {}
         self._pid = 0
         self._report = b""
         self._report_fd, write_fd = os.pipe()
@@ -48,7 +53,7 @@ class Supervised:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=environment.child_environment(os.environ),
+                env=inherited,
                 cwd="/",
                 pass_fds=(owner_fd, write_fd),
                 start_new_session=True,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from pathways import errors
-from pathways.trust.credentials import Credentials
+from pathways.trust.credentials import SKEW_S, Credentials
 
 _LONGEST_WAIT_S = 60.0  # so that a machine that slept sees it soon: the clock of waits stands still meanwhile
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 600.0
@@ -66,6 +66,8 @@ class Renewal:
         while True:
             current = self._current
             due = current.issued + current.life_s * 2 / 3
+            if self._clock() < current.issued - SKEW_S:
+                due = 0.0  # it is not valid yet: the clock was wrong when it was made
             wait_s = max(due - self._clock(), retry_s)
             if self._closed.wait(min(max(wait_s, 0.0), _LONGEST_WAIT_S)):
                 return

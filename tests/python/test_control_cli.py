@@ -88,7 +88,8 @@ def test_up_prints_its_address_and_ends_in_order(
 @pytest.fixture
 def another(environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """`pathways up` of one host, with sizes."""
-    sizes = ["--device-memory", "1GiB", "--transfer-memory", "64MiB"]
+    root = os.path.join(environ["TMPDIR"], "{client}")
+    sizes = ["--device-memory", "1GiB", "--transfer-memory", "64MiB", "--checkpoint-root", root]
     with subprocess.Popen(
         [sys.executable, "-c", UP, "up", "--platform", "cpu", *sizes],
         stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import signal
 import time
 from collections.abc import Iterator
@@ -334,3 +335,28 @@ def test_machines_that_do_not_fit(machines: MachineCluster) -> None:
             agent.close()
         machines.agents = joined
         assert works(here)
+
+
+def test_an_agent_whose_supervisor_was_killed_ends_with_its_handle() -> None:
+    """And leaves neither a process nor a folder."""
+    with MachineCluster(1, devices_per_host=1) as machines:
+        agent = agent_process(machines, "m0")
+        family = [agent, *agent.children(recursive=True)]
+        folder = pathlib.Path(f"/proc/{agent.pid}/fd/2").readlink().parents[1]
+        assert folder.is_dir()
+        psutil.Process(machines.agents["m0"]._supervised.supervisor_pid).kill()
+        machines.agents["m0"].close()
+        assert psutil.wait_procs(family, 30)[1] == []
+        eventually(lambda: not folder.exists(), "the agent's folder is gone")
+
+
+def test_no_token_stands_where_others_can_read_it() -> None:
+    """CERT-2: without encryption the agent keeps it. A command line is for all users, and hosts run clients' code."""
+    with MachineCluster(1, devices_per_host=1, insecure_plaintext=True) as machines, machines.connect():
+        agent = agent_process(machines, "m0")
+        family = agent.children(recursive=True)
+        assert hosts_of(agent)
+        for process in [psutil.Process(machines.agents["m0"]._supervised.supervisor_pid), agent, *family]:
+            assert "pathways1." not in " ".join(process.cmdline())
+        for process in family:
+            assert "pathways1." not in str(process.environ())

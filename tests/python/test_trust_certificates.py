@@ -94,6 +94,15 @@ def test_a_renewal_that_fails_is_tried_again(controller: Controller, caplog: pyt
     assert "the certificate of host m is not renewed yet" in caplog.text and "nobody is there" in caplog.text
 
 
+def test_a_certificate_that_a_wrong_clock_got_is_renewed_when_the_clock_is_right(controller: Controller) -> None:
+    """It is not valid yet then, and nobody takes it."""
+    right, ahead = controller.credentials(Role.HOST, "m"), 30 * 3600.0
+    wrong = dataclasses.replace(right, issued=right.issued + ahead, expires=right.expires + ahead)
+    renewed = controller.credentials(Role.HOST, "m")
+    with Renewal(wrong, lambda old: renewed) as renewal:
+        until(lambda: renewal.current() is renewed, "a certificate that is valid now")
+
+
 def test_a_port_shows_its_renewed_certificate(controller: Controller) -> None:
     first, second = (controller.credentials(Role.CONTROLLER, name) for name in ("first", "second"))
     turn = threading.Event()
