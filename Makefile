@@ -21,9 +21,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATHWAYS_UNITY ?= ON
 
 # What the native parts are made of: a change here, and only here, means to build them again. The Python files are
-# installed editable and need no step.
+# installed editable and need no step, unless there is a new folder of them.
 NATIVE := $(shell find csrc pathways -name '*.h' -o -name '*.cc' -o -name '*.pyx' -o -name '*.px[di]' \
-    -o -name CMakeLists.txt) CMakeLists.txt pyproject.toml
+    -o -name CMakeLists.txt -o -path 'pathways/*/__init__.py') CMakeLists.txt pyproject.toml
 DEPS := $(VENV)/.deps
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.deps-dev

@@ -21,24 +21,25 @@ from typing import TYPE_CHECKING
 from pathways import errors
 
 if TYPE_CHECKING:
-    from pathways.api import checkpoint, nn
-    from pathways.api.array import Array
+    from pathways.api import nn
+    from pathways.api.arrays.array import Array
+    from pathways.api.arrays.put import device_put
+    from pathways.api.arrays.variables import Variable
     from pathways.api.cancel import cancel
+    from pathways.api.checkpoints import checkpoint
     from pathways.api.connect import Cluster, connect
-    from pathways.api.exchange import exchange
-    from pathways.api.gradients import accumulate_gradients
-    from pathways.api.host_callbacks import HostObject, host_callback
     from pathways.api.local_target import LocalCluster
-    from pathways.api.pipeline import pipeline
-    from pathways.api.placed import jit
-    from pathways.api.program import program
-    from pathways.api.put import device_put
+    from pathways.api.pipelines.gradients import accumulate_gradients
+    from pathways.api.pipelines.pipeline import pipeline
+    from pathways.api.programs.exchange import exchange
+    from pathways.api.programs.host_callbacks import HostObject, host_callback
+    from pathways.api.programs.placed import jit
+    from pathways.api.programs.program import program
+    from pathways.api.programs.while_loop import while_loop
     from pathways.api.ray_target import RayCluster
     from pathways.api.recording import trace
     from pathways.api.session import make_virtual_device_set
-    from pathways.api.slices import Device, Slice, VirtualDeviceSet
-    from pathways.api.variables import Variable
-    from pathways.api.while_loop import while_loop
+    from pathways.api.slices.virtual_devices import Device, Slice, VirtualDeviceSet
 
 __version__ = "0.2.0"
 
@@ -72,34 +73,36 @@ __all__ = [
 # Where each name is, in pathways.api. A program's first use of a name imports that module, and JAX with it. The
 # controller's process uses no name, and does without both.
 _PLACES = {
-    "Array": "array",
+    "Array": "arrays.array",
     "Cluster": "connect",
-    "Device": "slices",
-    "HostObject": "host_callbacks",
+    "Device": "slices.virtual_devices",
+    "HostObject": "programs.host_callbacks",
     "LocalCluster": "local_target",
     "RayCluster": "ray_target",
-    "Slice": "slices",
-    "Variable": "variables",
-    "VirtualDeviceSet": "slices",
-    "accumulate_gradients": "gradients",
+    "Slice": "slices.virtual_devices",
+    "Variable": "arrays.variables",
+    "VirtualDeviceSet": "slices.virtual_devices",
+    "accumulate_gradients": "pipelines.gradients",
     "cancel": "cancel",
+    "checkpoint": "checkpoints.checkpoint",
     "connect": "connect",
-    "device_put": "put",
-    "exchange": "exchange",
-    "host_callback": "host_callbacks",
-    "jit": "placed",
+    "device_put": "arrays.put",
+    "exchange": "programs.exchange",
+    "host_callback": "programs.host_callbacks",
+    "jit": "programs.placed",
     "make_virtual_device_set": "session",
-    "pipeline": "pipeline",
-    "program": "program",
+    "nn": "nn",
+    "pipeline": "pipelines.pipeline",
+    "program": "programs.program",
     "trace": "recording",
-    "while_loop": "while_loop",
+    "while_loop": "programs.while_loop",
 }
 
 if not TYPE_CHECKING:
 
     def __getattr__(name):
         if name in ("checkpoint", "nn"):
-            found = importlib.import_module(f"pathways.api.{name}")
+            found = importlib.import_module(f"pathways.api.{_PLACES[name]}")
         elif name in _PLACES:
             found = getattr(importlib.import_module(f"pathways.api.{_PLACES[name]}"), name)
         else:

@@ -93,7 +93,7 @@ cdef class Call:
     cdef readonly tuple outputs         # Layouts
     cdef public tuple written           # the variables that a run sets, to its results from `first_written` on
     cdef public Py_ssize_t first_written
-    cdef public list taken              # their arrays when the run was prepared: see `pathways.api.state`
+    cdef public list taken              # their arrays when the run was prepared: see `pathways.api.programs.state`
     cdef readonly tuple donated         # positions of arguments
     cdef readonly tuple shared          # positions of arguments that a run makes `shared`
     cdef readonly tuple shared_results  # positions of results that a run makes `shared`

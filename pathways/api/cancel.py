@@ -7,7 +7,7 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from pathways import errors
-from pathways.api.array import Array
+from pathways.api.arrays.array import Array
 
 
 def cancel(arrays: Any, reason: str = "its client cancelled it") -> None:

@@ -19,12 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pathways import _jaxlib, errors
-from pathways.api import checkpoint, jax_interop, remap, session
+from pathways.api import session
+from pathways.api.arrays import jax_interop
+from pathways.api.checkpoints import checkpoint
 from pathways.api.hosts_in_use import HostsInUse
 from pathways.api.local_target import LocalCluster
+from pathways.api.programs.tracing import Interop
 from pathways.api.ray_target import RayCluster
-from pathways.api.slices import Device, Slice
-from pathways.api.tracing import Interop
+from pathways.api.slices import remap
+from pathways.api.slices.virtual_devices import Device, Slice
 from pathways.process.client_terms import ClientTerms
 from pathways.protocol import wire
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from pathways import _core, _jaxlib, errors
-from pathways.api.array import Array
-from pathways.api.effects import Effects
+from pathways.api.arrays.array import Array
+from pathways.api.arrays.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
+from pathways.api.arrays.variable_list import VariableList
 from pathways.api.failures import UnreadFailures
-from pathways.api.first_calls import FirstCalls
-from pathways.api.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
-from pathways.api.slices import Device, Slice, VirtualDeviceSet
-from pathways.api.tracing import remember
-from pathways.api.variable_list import VariableList
+from pathways.api.programs.effects import Effects
+from pathways.api.programs.first_calls import FirstCalls
+from pathways.api.programs.tracing import remember
+from pathways.api.slices.virtual_devices import Device, Slice, VirtualDeviceSet
 from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
@@ -92,7 +92,7 @@ class Session:
         self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
         self.state_lock = (
             threading.RLock()
-        )  # held while a run that uses variables is submitted: see `pathways.api.state`
+        )  # held while a run that uses variables is submitted: see `pathways.api.programs.state`
         self.variables = VariableList(control.name_variables)
         self.steady = threading.RLock()  # bindings of slices change under it, and only in `remap.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`

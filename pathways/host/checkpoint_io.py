@@ -8,7 +8,7 @@ A restore is a job too: its tasks read the regions of this host's own shards and
 one job share what tensorstore caches.
 
 The client decides how an array is laid out in files, and sends that as tensorstore specs (see
-`pathways.api.orbax_handler`). This module knows tensorstore only, and imports it when the first task comes.
+`pathways.api.checkpoints.orbax_handler`). This module knows tensorstore only, and imports it when the first task comes.
 
 JOB-1 (nothing left under way): when a client gives up a job, it asks each host to end the job. A host answers when
 nothing of the job is under way there any more. Reason: a job's first error reaches the client while other hosts may

@@ -1,9 +1,9 @@
 """Where a client's checkpoints may lie: inside one folder, if the operator says so (`--checkpoint-root`).
 
-The client decides which files its hosts open (`pathways.api.orbax_handler`), and sends that as tensorstore specs. With
-a root, a host opens a spec only if it names nothing but files below the root. Links are followed first: neither the
-path nor anything that lies there may lead out. A program that replaces a folder by a link between this check and
-tensorstore's use of it is not caught; who may write there decides that.
+The client decides which files its hosts open (`pathways.api.checkpoints.orbax_handler`), and sends that as
+tensorstore specs. With a root, a host opens a spec only if it names nothing but files below the root. Links are
+followed first: neither the path nor anything that lies there may lead out. A program that replaces a folder by a link
+between this check and tensorstore's use of it is not caught; who may write there decides that.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
             env.setdefault(name, str(nbytes))
     # 64-bit values stay 64-bit on the devices, in any mode of their client.
     env["JAX_ENABLE_X64"] = "1"
-    # The client checks results itself, see `pathways.api.value_checks`.
+    # The client checks results itself, see `pathways.api.programs.value_checks`.
     env["JAX_DEBUG_NANS"] = env["JAX_DEBUG_INFS"] = "0"
     env["PYTHONUNBUFFERED"] = "1"
     return quiet_environment(env)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.api import indexing
+from pathways.api.arrays import indexing
 
 pytestmark = pytest.mark.one_process
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.api import operators
+from pathways.api.arrays import operators
 
 # Some show what becomes of a `jax.jit` of the user's own, which takes arrays off their slice.
 pytestmark = [pytest.mark.one_process, pytest.mark.filterwarnings("ignore::pathways.errors.FetchWarning")]

@@ -11,7 +11,7 @@ import pytest
 from jax.tree_util import tree_flatten, tree_structure
 
 from pathways import _core
-from pathways.api.array import Array
+from pathways.api.arrays.array import Array
 
 Pair = collections.namedtuple("Pair", "first second")
 

@@ -32,7 +32,7 @@ from etils import epath
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.api import orbax_handler
+from pathways.api.checkpoints import orbax_handler
 
 pytestmark = pytest.mark.slow
 

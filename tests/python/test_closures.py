@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pathways import _jaxlib
-from pathways.api.while_loop import while_loop
+from pathways.api.programs.while_loop import while_loop
 from pathways.compiler.closures import ClosedOver, Place, lift
 from pathways.compiler.grouped_blocks import over_blocks
 from pathways.compiler.ir import MeshSpec

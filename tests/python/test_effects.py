@@ -21,7 +21,7 @@ from jax.experimental import checkify, io_callback
 from jax.interpreters import mlir
 
 from pathways import errors
-from pathways.api.while_loop import while_loop
+from pathways.api.programs.while_loop import while_loop
 from pathways.compiler.exchange import exchange
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.pipeline import compile_traced

@@ -49,7 +49,7 @@ PROGRAM = """
 import sys, time
 import numpy as np
 import pathways as pw
-from pathways.api import first_calls
+from pathways.api.programs import first_calls
 
 first_calls.PATIENCE_S = 0.1
 with pw.connect():
@@ -136,7 +136,7 @@ def test_hosts_say_how_far_they_are_with_a_program(cluster: Any) -> None:
 
 
 def test_the_line_has_the_hosts_and_an_end(capsys: pytest.CaptureFixture[str]) -> None:
-    from pathways.api.first_calls import FirstCalls
+    from pathways.api.programs.first_calls import FirstCalls
 
     def ask() -> list[tuple[int, int, int]]:
         asked.append(threading.current_thread())
@@ -158,7 +158,7 @@ def test_the_line_has_the_hosts_and_an_end(capsys: pytest.CaptureFixture[str]) -
 
 def test_two_threads_show_one_line(embedded_cluster: Any) -> None:
     """rich shows one line per console; a second one would write over it."""
-    from pathways.api.first_calls import FirstCalls, _line_in_use
+    from pathways.api.programs.first_calls import FirstCalls, _line_in_use
 
     calls = FirstCalls()
     one, two = calls.begin("one"), calls.begin("two")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways import errors
-from pathways.api.auto_schedule import needed_bytes
+from pathways.api.pipelines.auto_schedule import needed_bytes
 from pathways.compiler import donation
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, Memory, MeshSpec, Node, NodeKind
 from pathways.plan.binding import BoundProgram

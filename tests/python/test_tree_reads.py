@@ -26,7 +26,7 @@ from held_wire import DIALER, PORT, HeldWire
 from machines import MachineCluster
 
 import pathways as pw
-from pathways.api import host_transfer
+from pathways.api.arrays import host_transfer
 from pathways.trust import Role
 
 LEAVES = 300

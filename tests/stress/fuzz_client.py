@@ -25,7 +25,7 @@ from google.protobuf.empty_pb2 import Empty
 
 import pathways as pw
 from pathways import errors
-from pathways.api import host_transfer
+from pathways.api.arrays import host_transfer
 from pathways.cluster.address import Address
 from pathways.process import fd_passing
 from pathways.protocol import control_pb2 as pb

@@ -25,7 +25,7 @@ import numpy as np
 import nursery
 
 import pathways as pw
-from pathways.api import orbax_handler
+from pathways.api.checkpoints import orbax_handler
 from pathways.protocol import payloads
 from pathways.testing import stand_in
 

@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from pathways import errors
-from pathways.api.exchange import exchange
 from pathways.api.nn.gates import DSelectKGate, TopKGate
-from pathways.api.placed import jit
-from pathways.api.slices import Slice
+from pathways.api.programs.exchange import exchange
+from pathways.api.programs.placed import jit
+from pathways.api.slices.virtual_devices import Slice
 from pathways.compiler.grouped_blocks import over_blocks
 
 _NOWHERE = -1

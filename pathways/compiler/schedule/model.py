@@ -7,8 +7,8 @@ what it reads has come. So the model has no choice: an order and lengths give al
 There are two ways to tasks: `tasks_of` takes the sequences of a schedule, and knows the dataflow of a pipeline;
 `tasks_of_program` takes a compiled program, and reads the dataflow off its nodes.
 
-`search` compares schedules with it, and `pathways/api/schedule_plot.py` draws what it says. Lengths have any unit; all
-times have the same one. Pure.
+`search` compares schedules with it, and `pathways/api/pipelines/schedule_plot.py` draws what it says. Lengths have
+any unit; all times have the same one. Pure.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.api import program
+from pathways.api.programs import program
 
 pytestmark = pytest.mark.one_island
 

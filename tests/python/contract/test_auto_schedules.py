@@ -13,7 +13,7 @@ import pytest
 
 import pathways as pw
 from pathways import errors
-from pathways.api.auto_schedule import needed_bytes
+from pathways.api.pipelines.auto_schedule import needed_bytes
 from pathways.compiler.schedule import model
 
 KiB = 1 << 10

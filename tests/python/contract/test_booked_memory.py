@@ -10,8 +10,9 @@ import pytest
 
 import pathways as pw
 from pathways import _core
-from pathways.api import host_transfer, remap
-from pathways.api.registration import Registration
+from pathways.api.arrays import host_transfer
+from pathways.api.programs.registration import Registration
+from pathways.api.slices import remap
 from pathways.plan.binding import BoundProgram
 from pathways.protocol import payloads
 

@@ -445,7 +445,9 @@ def test_orbax_may_be_imported_after_the_connection(breaks: bool) -> None:
     """A notebook's habit. If the handler does not fit this orbax, the import goes on, with a warning."""
     program = IMPORTS_LATE
     if breaks:
-        program = program.replace("    state =", "    sys.modules['pathways.api.orbax_handler'] = None\n    state =")
+        program = program.replace(
+            "    state =", "    sys.modules['pathways.api.checkpoints.orbax_handler'] = None\n    state ="
+        )
     ran = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120, check=False)
     if breaks:
         assert "this orbax cannot save arrays of slices" in ran.stderr

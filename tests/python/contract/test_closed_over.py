@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways.api import snapshots
+from pathways.api.programs import snapshots
 
 BIG = np.random.default_rng(0).normal(size=(64, 256, 4)).astype(np.float32)  # 256 KiB
 X = np.arange(4, dtype=np.float32)

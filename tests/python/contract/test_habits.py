@@ -397,7 +397,7 @@ def test_a_mesh_that_is_set_for_this_process_is_none_of_a_slice(add: Callable[..
 def test_a_jit_of_this_process_says_that_it_pulls_arrays_off_their_slice(
     add: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathways.api.jax_interop._warned", set())  # this test runs for several clusters
+    monkeypatch.setattr("pathways.api.arrays.jax_interop._warned", set())  # this test runs for several clusters
     slice_ = add(2)
     fresh = functools.partial(pw.device_put, X, slice_)
 

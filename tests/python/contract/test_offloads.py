@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from memory_ledgers import MiB, assert_within_budgets, bytes_of
 
 import pathways as pw
-from pathways.api.auto_schedule import needed_bytes
+from pathways.api.pipelines.auto_schedule import needed_bytes
 
 LAYERS, ROWS, WIDTH = 32, 512, 256
 SAVED = 4 * LAYERS * ROWS * WIDTH * 4  # bytes: each layer keeps four arrays of the size of its result

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.api import put
-from pathways.api.compiled import Lowering
+from pathways.api.arrays import put
+from pathways.api.programs.compiled import Lowering
 
 VALUE = np.arange(16, dtype=np.float32).reshape(4, 4)
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from memory_ledgers import MiB
 
 import pathways as pw
-from pathways.api import orbax_handler
+from pathways.api.checkpoints import orbax_handler
 from pathways.protocol import payloads
 
 GRACE_S = 0.25  # of MEM-3, see csrc/dispatch/controller_options.h

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways.api import host_transfer
+from pathways.api.arrays import host_transfer
 from pathways.protocol import payloads
 
 VALUE = np.arange(1 << 16, dtype=np.float32)  # too big to travel inline

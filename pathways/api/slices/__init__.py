@@ -1,0 +1,1 @@
+"""Virtual devices, and how a slice moves or gets another shape."""
