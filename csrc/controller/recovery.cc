@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "base/status.h"
@@ -71,6 +70,18 @@ void Recovery::tell_survivors(const std::vector<uint32_t>& hosts, std::string_vi
   }
 }
 
+/// All that waits in the order, by client, the oldest first.
+Recovery::Lines Recovery::lines() const {
+  Lines found;
+  grants_.for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
+    const bool is_run = entry.kind == EntryKind::kRun;
+    if (!is_run && bytes.size() < sizeof(CommandRecord)) return;  // a notice of the controller's
+    found[entry.client].push_back({id, &entry, bytes, is_run && grants_.is_stranded(entry.group)});
+  });
+  for (auto& each : found) std::ranges::sort(each.second, {}, [](const Waiting& one) { return one.entry->order; });
+  return found;
+}
+
 /// Fails each pending future with a part on a lost host, except those that waiting entries make: the host's successor
 /// makes these. Releases the memory of all buffers there, except of those that waiting entries make or rename. Returns
 /// the buffers that are lost, as they are named before all that waits. What a name means before a rename that waits is
@@ -82,61 +93,54 @@ Recovery::Lost Recovery::fail_futures(const std::vector<uint32_t>& hosts, const 
     const auto members = grants_.hosts_of(group);
     return std::any_of(members.begin(), members.end(), [&](uint32_t h) { return is_lost_now[h]; });
   };
-  struct Spared {
-    std::unordered_set<uint64_t> made;
-    std::unordered_map<uint64_t, uint64_t> renamed;  ///< by name: the fresh buffer that it will mean
-    std::vector<uint64_t> released;  ///< or donated, and lay on a lost host; the handle table has forgotten them
-  };
-  std::unordered_map<uint32_t, Spared> spared;  // by client
-  std::unordered_set<uint64_t> waiting;         // holds of tasks that no host was granted
-  grants_.for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
-    auto& [made, renamed, released] = spared[entry.client];
-    if (const PlanMemory* memory = ledger_.memory_of_entry(id)) {  // a client's run
-      for (const uint32_t position : memory->donated) {
-        if (position >= read_record<RunRecord>(bytes).arguments) continue;
-        if (concerns(memory->takers_of(position, entry.group))) released.push_back(argument_of(bytes, position));
-      }
-    }
-    if (entry.kind == EntryKind::kRun && grants_.is_stranded(entry.group)) return;  // it is about to be dropped
-    if (entry.kind == EntryKind::kRun) {
-      const std::vector<uint64_t> results = results_of(bytes);
-      made.insert(results.begin(), results.end());
-    } else if (bytes.size() >= sizeof(CommandRecord)) {
-      const auto record = read_record<CommandRecord>(bytes);
-      made.insert(made_by(bytes));
-      waiting.insert(hold_of(bytes));
-      const auto word = [&](uint64_t at) { return word_at(bytes, sizeof record + at * sizeof(uint64_t)); };
-      const uint64_t words = record.bytes / sizeof(uint64_t);
-      if (is_command(bytes, CommandKind::kRename)) {
-        for (uint64_t at = 0; at + 2 <= words; at += 2) renamed[word(at)] = word(at + 1);
-      } else if (is_command(bytes, CommandKind::kRelease) && concerns(entry.group)) {
-        for (uint64_t at = 0; at < words; ++at) released.push_back(word(at));
-      }
-    }
-  });
-  for (const uint32_t h : hosts) ledger_.holds().host_lost(h, waiting);
+  Lines waiting = lines();
+  std::unordered_set<uint64_t> holds;  // of tasks that no host was granted
+  for (const auto& one : waiting) {
+    for (const Waiting& each : one.second) holds.insert(hold_of(each.bytes));
+  }
+  for (const uint32_t h : hosts) ledger_.holds().host_lost(h, holds);
   Lost lost;
   for (const auto& client : clients_.all()) {
-    const Spared& exempt = spared[client->id];
     LostBuffers& newly = lost[client->id];
     client->lost.prune([&](Handle handle) {
       const auto* entry = client->handles.occupant(handle);
       return entry != nullptr && entry->generation > handle.generation();
     });
-    for (const uint64_t handle : exempt.released) {  // waiting runs before the release may name it
-      const auto renamed = exempt.renamed.find(handle);
-      const uint64_t buffer = renamed == exempt.renamed.end() ? handle : renamed->second;
-      if (!exempt.made.contains(buffer)) newly.add(Handle{buffer}, text);
+    // The handle table is true behind all that waits.
+    client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {
+      if (concerns(entry.group)) newly.add(handle, text);
+    });
+    std::unordered_set<uint64_t> made, renamed;
+    std::vector<Waiting>& line = waiting[client->id];
+    for (auto at = line.rbegin(); at != line.rend(); ++at) {
+      const Waiting& each = *at;
+      std::vector<uint64_t> gone;  // what the table has forgotten, of buffers on a lost host
+      if (const PlanMemory* memory = ledger_.memory_of_entry(each.id)) {  // a client's run
+        for (const uint32_t position : memory->donated) {
+          if (position >= read_record<RunRecord>(each.bytes).arguments) continue;
+          if (concerns(memory->takers_of(position, each.entry->group))) {
+            gone.push_back(argument_of(each.bytes, position));
+          }
+        }
+      } else if (is_command(each.bytes, CommandKind::kRelease) && concerns(each.entry->group)) {
+        gone = handles_of(each.bytes);
+      }
+      if (!each.is_stranded) {  // else it is about to be dropped
+        newly.take_back(each.bytes);
+        const std::vector<uint64_t> results =
+            is_run(each.bytes) ? results_of(each.bytes) : std::vector{made_by(each.bytes)};
+        made.insert(results.begin(), results.end());
+      }
+      for (const uint64_t handle : gone) newly.add(Handle{handle}, text);
+      if (!is_command(each.bytes, CommandKind::kRename)) continue;
+      const std::vector<uint64_t> pairs = handles_of(each.bytes);
+      for (size_t i = 0; i + 2 <= pairs.size(); i += 2) renamed.insert(pairs[i]);
     }
     client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {
-      if (!concerns(entry.group)) return;
-      const auto renamed = exempt.renamed.find(handle.raw);
-      const bool is_renamed = renamed != exempt.renamed.end();  // until the rename's turn it means an older buffer
-      const uint64_t buffer = is_renamed ? renamed->second : handle.raw;
-      if (!exempt.made.contains(buffer)) newly.add(Handle{buffer}, text);
-      if (exempt.made.contains(handle.raw)) return;
-      // MEM-7: surviving hosts keep their parts until the client releases the buffer.
-      if (!grants_.is_stranded(entry.group) && !is_renamed) ledger_.release(entry);
+      if (!concerns(entry.group) || made.contains(handle.raw)) return;
+      // MEM-7: surviving hosts keep their parts until the client releases the buffer. What is renamed by what waits
+      // means an older buffer until then.
+      if (!grants_.is_stranded(entry.group) && !renamed.contains(handle.raw)) ledger_.release(entry);
       if (client->may_be_pending(handle)) clients_.tell(*client, handle, *text);
     });
   }
@@ -147,26 +151,12 @@ Recovery::Lost Recovery::fail_futures(const std::vector<uint32_t>& hosts, const 
 /// fails the tokens of the commands that read one. `lost`: the buffers that this loss has cost, as they were named
 /// before all that waits.
 void Recovery::fail_waiting(Lost lost, const LossText& text) {
-  struct Waiting {
-    uint64_t order;
-    EntryId id;
-    bool is_stranded;
-    std::span<const std::byte> bytes;
-  };
-  std::unordered_map<uint32_t, std::vector<Waiting>> waiting;  // by client
-  grants_.for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
-    if (entry.state != EntryState::kWaiting) return;
-    const bool is_clients = entry.kind == EntryKind::kRun ? entry.tag != kElementTag  // else it is of a loop
-                                                          : bytes.size() >= sizeof(CommandRecord);
-    const bool is_stranded = entry.kind == EntryKind::kRun && grants_.is_stranded(entry.group);
-    if (is_clients) waiting[entry.client].push_back({entry.order, id, is_stranded, bytes});
-  });
+  Lines waiting = lines();
   std::vector<std::pair<EntryId, std::string>> runs;
   for (const auto& client : clients_.all()) {
-    auto& line = waiting[client->id];
     LostBuffers& newly = lost[client->id];
-    std::ranges::sort(line, {}, &Waiting::order);
-    for (const Waiting& each : line) {
+    for (const Waiting& each : waiting[client->id]) {
+      if (each.entry->state != EntryState::kWaiting || each.entry->tag == kElementTag) continue;  // or it is of a loop
       LossText why = newly.named_by(each.bytes);
       if (why == nullptr && each.is_stranded) why = text;
       newly.follow(each.bytes, why);

@@ -18,7 +18,9 @@
 /// Threading: the controller's stepping thread only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -56,7 +58,15 @@ class Recovery {
   void hear_last_words(uint32_t host);
   void reclaim(uint32_t host);
   void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
-  using Lost = std::unordered_map<uint32_t, LostBuffers>;  // by client
+  struct Waiting {
+    EntryId id;
+    const Entry* entry;
+    std::span<const std::byte> bytes;
+    bool is_stranded;  ///< a run that is about to be dropped
+  };
+  using Lines = std::unordered_map<uint32_t, std::vector<Waiting>>;  // by client
+  using Lost = std::unordered_map<uint32_t, LostBuffers>;            // by client
+  Lines lines() const;
   Lost fail_futures(const std::vector<uint32_t>& hosts, const LossText& text);
   void fail_waiting(Lost lost, const LossText& text);
   void fail_held(ClientState& client, LostBuffers& lost);

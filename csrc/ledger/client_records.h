@@ -61,6 +61,15 @@ inline uint64_t word_at(std::span<const std::byte> bytes, size_t offset) {
   return value;
 }
 
+/// The handles that a release or a rename names.
+inline std::vector<uint64_t> handles_of(std::span<const std::byte> command) {
+  std::vector<uint64_t> handles(read_record<CommandRecord>(command).bytes / sizeof(uint64_t));
+  if (!handles.empty()) {
+    std::memcpy(handles.data(), command.data() + sizeof(CommandRecord), handles.size() * sizeof(uint64_t));
+  }
+  return handles;
+}
+
 inline uint64_t argument_of(std::span<const std::byte> run, uint32_t index) {
   return word_at(run, sizeof(RunRecord) + index * sizeof(uint64_t));
 }

@@ -1,5 +1,8 @@
 #include "ledger/lost_buffers.h"
 
+#include <utility>
+#include <vector>
+
 #include "ledger/client_records.h"
 
 namespace pathways {
@@ -26,24 +29,32 @@ void LostBuffers::follow(std::span<const std::byte> record, const LossText& why)
     for (const uint64_t result : results_of(record)) lost_[result] = why;
     return;
   }
-  if (lost_.empty() || is_run(record)) return;
-  const uint64_t bytes = read_record<CommandRecord>(record).bytes;
-  const auto word = [&](uint64_t at) { return word_at(record, sizeof(CommandRecord) + at); };
+  if (lost_.empty()) return;
   if (is_command(record, CommandKind::kRelease)) {
-    for (uint64_t at = 0; at + sizeof(Handle) <= bytes; at += sizeof(Handle)) lost_.erase(word(at));
+    for (const uint64_t handle : handles_of(record)) lost_.erase(handle);
   } else if (is_command(record, CommandKind::kRename)) {
-    for (uint64_t at = 0; at + 2 * sizeof(Handle) <= bytes; at += 2 * sizeof(Handle)) {
-      const uint64_t name = word(at);
-      const auto fresh = lost_.find(word(at + sizeof(Handle)));
-      if (fresh == lost_.end()) {
-        lost_.erase(name);
-        continue;
-      }
-      LossText moved = fresh->second;
-      lost_.erase(fresh);
-      lost_[name] = std::move(moved);
-    }
+    const std::vector<uint64_t> pairs = handles_of(record);
+    for (size_t at = 0; at + 2 <= pairs.size(); at += 2) name(pairs[at + 1], pairs[at]);
   }
+}
+
+void LostBuffers::take_back(std::span<const std::byte> record) {
+  if (is_run(record)) {
+    for (const uint64_t result : results_of(record)) lost_.erase(result);
+    return;
+  }
+  lost_.erase(made_by(record));
+  if (!is_command(record, CommandKind::kRename)) return;
+  const std::vector<uint64_t> pairs = handles_of(record);
+  for (size_t at = pairs.size() / 2 * 2; at != 0; at -= 2) name(pairs[at - 2], pairs[at - 1]);
+}
+
+void LostBuffers::name(uint64_t from, uint64_t to) {
+  auto buffer = lost_.extract(from);
+  lost_.erase(to);
+  if (buffer.empty()) return;
+  buffer.key() = to;
+  lost_.insert(std::move(buffer));
 }
 
 }  // namespace pathways

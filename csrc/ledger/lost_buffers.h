@@ -7,7 +7,7 @@
 ///
 /// An object is true for one place in the order of the client's records, and follows these from there on. A client's
 /// own one is at the last record that was taken. At a loss, Recovery makes another one: it begins with what this loss
-/// has cost, follows all that still waits, and ends up in the client's own.
+/// has cost, is taken back to before all that still waits, follows that, and ends up in the client's own.
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
@@ -40,6 +40,9 @@ class LostBuffers {
 
   /// The record is taken. What it makes is lost if `why` is not null. What it releases or renames is followed.
   void follow(std::span<const std::byte> record, const LossText& why);
+  /// The reverse, for the record at whose place the object is: what it makes is not there yet, and what it renames has
+  /// its old name. What it released, and what the renamed name meant before it, is not known.
+  void take_back(std::span<const std::byte> record);
 
   /// Adds all of `others`.
   void merge(LostBuffers&& others) { lost_.merge(std::move(others.lost_)); }
@@ -51,6 +54,9 @@ class LostBuffers {
   }
 
  private:
+  /// What was named `from` is named `to`; what was named `to` is forgotten.
+  void name(uint64_t from, uint64_t to);
+
   std::unordered_map<uint64_t, LossText> lost_;  // by handle
 };
 
