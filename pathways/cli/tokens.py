@@ -45,11 +45,20 @@ class _Uses(click.ParamType[int | None]):
     "--ttl", type=DURATION, default="1h", show_default=True, help="How long it may be used, as 90s, 1h or 7d."
 )
 @click.option("--uses", type=_Uses(), help="How many may come in with it. If not given: 1 for host, else any number.")
+@click.option(
+    "--name", default="", help="The only name that it is for, which is its holder's then; any free one if not given."
+)
 @click.option("--file", "path", type=click.Path(), help="Write it there, for this user only, instead of showing it.")
 @_FOLDER
 @click.pass_context
 def token(
-    ctx: click.Context, role: str | None, ttl: float, uses: int | None, path: str | None, folder: str | None
+    ctx: click.Context,
+    role: str | None,
+    ttl: float,
+    uses: int | None,
+    name: str,
+    path: str | None,
+    folder: str | None,
 ) -> None:
     """Make a token, which lets a machine, client or operator join a cluster that listens (`pathways up --listen`).
 
@@ -66,7 +75,7 @@ def token(
     from pathways.trust.files import write_private
 
     given = {} if ctx.get_parameter_source("uses") is click.core.ParameterSource.DEFAULT else {"uses": uses}
-    text = _tokens(folder).make(role, ttl, **given)
+    text = _tokens(folder).make(role, ttl, name=name, **given)
     number = text.split(".")[2]
     if path is None:
         click.echo(text)

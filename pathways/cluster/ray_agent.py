@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pathways import errors
+from pathways.trust.tokens import TokenText
 
 #: How long `end` waits for the agent, in seconds. An agent that ends in order takes one or two.
 END_TIMEOUT_S = 15.0
@@ -54,7 +55,7 @@ class RayAgent:
             kept = os.path.join(folder, "agent.pem") if is_encrypted else None
             agent = None
             try:
-                agent = AgentHandle(address, token, kept, name=machine_name(island), island=island, **shape)
+                agent = AgentHandle(address, token, kept, name=machine_name(island, token), island=island, **shape)
                 agent.wait_joined(JOIN_TIMEOUT_S)
                 while not self._is_told_to_end.is_set():
                     agent.check(_LOOK_S)
@@ -74,10 +75,12 @@ class RayAgent:
         return True
 
 
-def machine_name(island: int) -> str:
-    """The agent's name: of this machine, with the island's number, because a machine may have several agents."""
+def machine_name(island: int, token: str) -> str:
+    """The agent's name: of this machine, with the island's number, because a machine may have several agents; and with
+    that of the token, because each start has a key of its own, and a name belongs to a key.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", os.uname().nodename.partition(".")[0])
-    return f"{name[:40]}-{island}"
+    return f"{name[:40]}-{island}-{TokenText.parse(token).number}"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ pathways/trust/tokens.py keeps there. All of it is private to its user (CERT-2).
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 
 from cryptography import x509
@@ -20,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pathways import errors
 from pathways.trust.credentials import SKEW_S, Credentials, key_pem, new_key, new_request
 from pathways.trust.files import check_private_folder, locked, make_private_folder, read_private, write_private
-from pathways.trust.identity import Identity, Role, check_name, server_name, subject_of
+from pathways.trust.identity import Identity, Role, check_name, digest_of, server_name, subject_of
 
 #: The life of a certificate; its owner renews it after two thirds.
 DAY_S = 24 * 3600.0
@@ -186,10 +185,7 @@ def check_request(csr_pem: str) -> ec.EllipticCurvePublicKey:
 
 def holder_of(request: str) -> str:
     """Who holds the key of a request for a certificate. Raises `OptionError` when the request makes no sense."""
-    key = check_request(request).public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return hashlib.sha256(key).hexdigest()
+    return digest_of(check_request(request))
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

@@ -185,6 +185,13 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
+def load_key(pem: str) -> ec.EllipticCurvePrivateKey:
+    """The private key that `key_pem` wrote."""
+    key = serialization.load_pem_private_key(pem.encode("ascii"), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
 def new_request(key: ec.EllipticCurvePrivateKey) -> str:
     """A request (PKCS #10, PEM) that proves that its sender holds the key. It names nobody: the authority decides."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())

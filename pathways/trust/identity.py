@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import hashlib
 import re
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from pathways import errors
@@ -48,7 +50,7 @@ class Role(enum.StrEnum):
 class Identity:
     """Who a peer is. `token`: the number of the token that it came in with; None: the authority gave it a certificate
     without one. `expires`: seconds since the epoch; None: a connection without encryption. `peer`: the address that it
-    calls from.
+    calls from. `key`: SHA-256 of the public key of its certificate, in hexadecimal digits; empty: there is none.
     """
 
     role: Role
@@ -56,6 +58,7 @@ class Identity:
     token: int | None = None
     expires: float | None = None
     peer: str = ""
+    key: str = ""
 
     @property
     def is_encrypted(self) -> bool:
@@ -91,9 +94,16 @@ def identity_of(certificate: bytes, peer: str = "") -> Identity:
     try:
         parsed = x509.load_der_x509_certificate(certificate)
         role, name, token = _subject(parsed.subject)
-        return Identity(role, name, token, timestamp(parsed.not_valid_after_utc), peer)
+        end, key = timestamp(parsed.not_valid_after_utc), digest_of(parsed.public_key())
+        return Identity(role, name, token, end, peer, key)
     except (ValueError, errors.OptionError) as error:
         raise errors.PermissionDeniedError(f"the certificate of {peer or 'the peer'} names no role: {error}") from None
+
+
+def digest_of(key: Any) -> str:
+    """SHA-256 of a public key, in hexadecimal digits."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
 def subject_of(role: Role, name: str, token: int | None) -> x509.Name:

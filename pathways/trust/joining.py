@@ -18,6 +18,7 @@ from pathways.trust.credentials import (
     Credentials,
     anonymous_context,
     key_pem,
+    load_key,
     new_key,
     new_request,
     unverified_context,
@@ -26,24 +27,26 @@ from pathways.trust.dialing import ask, call
 from pathways.trust.files import check_writable
 from pathways.trust.first_line import field, hello
 from pathways.trust.identity import Role, check_name
-from pathways.trust.tokens import TokenText
+from pathways.trust.tokens import TokenText, is_name_of
 
 _TIMEOUT_S = 10.0
 _TRIES = 3
 
 
-def join(address: Address | str, token: str, name: str, *, timeout_s: float = _TIMEOUT_S) -> Credentials:
+def join(address: Address | str, token: str, name: str, *, key: str = "", timeout_s: float = _TIMEOUT_S) -> Credentials:
     """Trades a token for a certificate of the token's role, at the controller's port.
 
     Args:
         address: of the controller's port.
         token: its text.
-        name: of this machine, client or operator: 1 to 64 letters, digits and `._-`.
+        name: of this machine, client or operator: 1 to 64 letters, digits and `._-`. If a client's or an operator's is
+            taken, the certificate has it with a part of the key.
+        key: that of an earlier certificate, as PEM, to which the name may belong; empty: a new one.
         timeout_s: seconds for each of the two connections.
 
     Raises:
         ConnectError: there is no connection to be had, or another cluster answers.
-        PermissionDeniedError: the token is no good.
+        PermissionDeniedError: the token is no good, or the name is another machine's.
         OptionError: the name or the address is none.
     """
     where, parsed = Address.parse(address), TokenText.parse(token)
@@ -51,8 +54,8 @@ def join(address: Address | str, token: str, name: str, *, timeout_s: float = _T
     sock, answer = call(where, unverified_context(), Role.CONTROLLER, hello("authority", {}), timeout_s)
     sock.close()
     authority = _checked_authority(field(answer, "authority"), parsed, where)
-    key = new_key()
-    line = hello("join", {"token": token, "name": name, "request": new_request(key)})
+    own = load_key(key) if key else new_key()
+    line = hello("join", {"token": token, "name": name, "request": new_request(own)})
     for left in reversed(range(_TRIES)):
         try:
             sock, answer = call(where, anonymous_context(authority), Role.CONTROLLER, line, timeout_s)
@@ -63,8 +66,9 @@ def join(address: Address | str, token: str, name: str, *, timeout_s: float = _T
             if not left:
                 raise
             time.sleep(0.1)
-    credentials = Credentials.of(field(answer, "certificate"), key_pem(key).decode("ascii"))
-    if credentials.fingerprint != parsed.fingerprint or (credentials.role, credentials.name) != (parsed.role, name):
+    credentials = Credentials.of(field(answer, "certificate"), key_pem(own).decode("ascii"))
+    is_ours = credentials.role == parsed.role and is_name_of(credentials.name, name)
+    if credentials.fingerprint != parsed.fingerprint or not is_ours:
         raise errors.ConnectError(f"{where.endpoint} gave a certificate that was not asked for")
     return credentials
 
@@ -84,10 +88,13 @@ def certificate_in(path: str, address: Address | str, token: str, name: str, rol
         OptionError: no file can be written there; the token was not used. And all that `join` raises.
     """
     wanted = TokenText.parse(token) if token else None
+    key = ""
     if os.path.exists(path):
         there = Credentials.load(path)
+        if wanted is not None and there.fingerprint == wanted.fingerprint:
+            key = there.key  # the name belongs to it
         is_of_token = wanted is None or (there.identity.token, there.fingerprint) == (wanted.number, wanted.fingerprint)
-        if is_of_token and there.name == name and not there.is_expired:
+        if is_of_token and is_name_of(there.name, name) and not there.is_expired:
             return there
     if not token:
         raise errors.PermissionDeniedError(
@@ -95,7 +102,7 @@ def certificate_in(path: str, address: Address | str, token: str, name: str, rol
             f"`pathways token --role {role}` printed on the controller's machine, or PATHWAYS_TOKEN to that text"
         )
     check_writable(path)  # before a token that can be used once is used
-    got = join(address, token, name)
+    got = join(address, token, name, key=key)
     got.save(path)
     return got
 

@@ -30,7 +30,7 @@ from pathways.trust.handshakes import fault_of_caller
 from pathways.trust.identity import Identity, Role, check_name, identity_of, shown
 from pathways.trust.listening import listen
 from pathways.trust.refusals import RefusalLog
-from pathways.trust.tokens import Tokens
+from pathways.trust.tokens import Taken, Tokens
 
 Handler = Callable[[socket.socket, Identity, dict[str, Any]], bool | None]
 Admission = Callable[[Identity, dict[str, Any]], Mapping[str, Any]]
@@ -305,7 +305,7 @@ class Port:
         if identity is None:
             raise errors.PermissionDeniedError("no certificate was shown: join with a token first (`pathways token`)")
         connection.identity = identity
-        self._check_revoked(identity)
+        self._check_still_good(identity)
         if purpose is None:
             raise errors.OptionError(f"this port serves no purpose {shown(connection.purpose)}")
         if identity.role not in purpose.roles:
@@ -370,9 +370,13 @@ class Port:
         else:
             if identity is None:
                 raise errors.PermissionDeniedError("only who shows a certificate can renew it")
-            self._check_revoked(identity)
+            self._check_still_good(identity)
             connection.identity = identity
-            answer = {"certificate": authority.renew(identity, field(hello, "request"))}
+            request = field(hello, "request")
+            if self._tokens is not None:
+                with self._tokens_at_hand():
+                    self._tokens.renew(identity, holder_of(request))
+            answer = {"certificate": authority.renew(identity, request)}
             _log.info("%s at %s has renewed its certificate", identity, connection.peer)
         connection.sock.settimeout(self._first_line_s)
         connection.sock.sendall(encode({**answer, "ok": True}))
@@ -382,22 +386,23 @@ class Port:
     def _join(self, authority: Authority, hello: dict[str, Any], token: Any) -> str:
         # What may be wrong comes first, so that no use of the token is spent on it.
         name, request = check_name(hello.get("name")), field(hello, "request")
-        role, number = self._take(token, holder_of(request))
-        chain = authority.issue(role, name, request, token=number)
-        _log.info("%s %s has joined with token %d", role, name, number)
+        key = holder_of(request)
+        taken = self._take(token, key, name, key)
+        chain = authority.issue(taken.role, taken.name, request, token=taken.number)
+        _log.info("%s %s has joined with token %d", taken.role, taken.name, taken.number)
         return chain
 
     def _identity_by_token(self, hello: dict[str, Any], token: Any, peer: str) -> Identity:
         """Who a peer without encryption says to be. Its token proves the role only."""
         name = check_name(hello.get("name"))
-        role, number = self._take(token, f"plaintext {name}")
-        return Identity(role, name, number, None, peer)
+        taken = self._take(token, f"plaintext {name}", name)
+        return Identity(taken.role, name, taken.number, None, peer)
 
-    def _take(self, token: Any, holder: str) -> tuple[Role, int]:
+    def _take(self, token: Any, holder: str, name: str, key: str = "") -> Taken:
         if self._tokens is None:
             raise errors.PermissionDeniedError("this port takes no tokens")
         with self._tokens_at_hand():
-            return self._tokens.take_numbered(token, holder)
+            return self._tokens.take_for(token, holder, name, key)
 
     @contextlib.contextmanager
     def _tokens_at_hand(self) -> Iterator[None]:
@@ -410,14 +415,18 @@ class Port:
             _log.error("tokens cannot be taken: %s", error)
             raise errors.ConnectError("the cluster cannot take tokens now: see the controller's log") from None
 
-    def _check_revoked(self, identity: Identity) -> None:
+    def _check_still_good(self, identity: Identity) -> None:
         if self._tokens is None:
             return
         with self._tokens_at_hand():
-            is_revoked = self._tokens.is_revoked(identity.token)
+            is_revoked, is_owner = self._tokens.is_revoked(identity.token), self._tokens.belongs(identity)
         if is_revoked:
             raise errors.PermissionDeniedError(
                 f"token {identity.token}, by which {identity.name} came in, was revoked: join again with a new one"
+            )
+        if not is_owner and identity.expires is not None:
+            raise errors.PermissionDeniedError(
+                f"the name {identity.name!r} belongs to another {identity.role} now: join again with another name"
             )
 
     def _server_context(self, credentials: Credentials) -> ssl.SSLContext:

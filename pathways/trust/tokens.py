@@ -7,6 +7,9 @@ A token's text is `pathways1.<role>.<number>.<secret>.<fingerprint>`. The finger
 joins knows the cluster. The file has only a hash of the secret.
 
 CERT-3 (once): a use of a token is counted, on disk, before anything is given for it. One for n uses serves n holders.
+CERT-6 (names): a name of a role belongs to the key that had it first, and to the keys of its renewals, until the
+operator makes a token for that name. No other key gets a certificate of it; a certificate of its owner before lets
+nobody in any more.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pathways import errors
 from pathways.trust.authority import fingerprint_of, load_certificate
 from pathways.trust.files import check_private_folder, locked, read_private, write_private
-from pathways.trust.identity import TOKEN_PREFIX, Role
+from pathways.trust.identity import TOKEN_PREFIX, Identity, Role, check_name
 
 _FILE, _LOCK = "tokens.json", "tokens.lock"
 _VERSION = 1
@@ -38,6 +41,9 @@ _LONGEST_TTL_S = 366 * 24 * 3600.0
 _KEPT_S = 7 * 24 * 3600.0
 _NEW = "make a new one with `pathways token` on the controller's machine"
 _BY_ROLE = -1
+# A name that is taken gets so many digits of the key behind it; a name has 64 characters at most.
+_MORE_OF_NAME = 8
+_MOST_OF_NAME = 64 - 1 - _MORE_OF_NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,8 @@ class TokenText:
 @dataclasses.dataclass(frozen=True)
 class TokenRecord:
     """What is known of a token. Moments are seconds since the epoch. `uses`: None is without bound. `holders`: who
-    used a token with a bound, so that a holder whose connection broke may come again.
+    used a token with a bound, so that a holder whose connection broke may come again. `name`: the only one that it is
+    for, whoever had that name before; empty: any name that is free.
     """
 
     number: int
@@ -78,6 +85,7 @@ class TokenRecord:
     used: int = 0
     is_revoked: bool = False
     holders: tuple[str, ...] = ()
+    name: str = ""
 
     def state(self, now: float) -> str:
         """ "valid", "revoked", "expired" or "used"."""
@@ -91,12 +99,22 @@ class TokenRecord:
 @dataclasses.dataclass
 class _State:
     """The file. `next`: the number of the next token; no number comes twice. `revoked`: also of tokens that have left
-    the list.
+    the list. `names`: by role and name, "host m0", whose it is: the key, and the one before the last renewal, whose
+    answer may be lost.
     """
 
     next: int
     tokens: dict[int, TokenRecord]
     revoked: set[int]
+    names: dict[str, list[str]]
+
+
+class Taken(NamedTuple):
+    """What a token was taken for."""
+
+    role: Role
+    number: int
+    name: str
 
 
 class Tokens:
@@ -109,15 +127,17 @@ class Tokens:
         self._clock = clock
         self._path = os.path.join(folder, _FILE)
         self._fingerprint = fingerprint_of(load_certificate(folder))
-        self._seen: tuple[tuple[int, int, int], frozenset[int]] | None = None  # replaced as a whole
+        self._seen: tuple[tuple[int, int, int], _State] | None = None  # replaced as a whole
 
-    def make(self, role: Role | str, ttl_s: float, uses: int | None = _BY_ROLE) -> str:
+    def make(self, role: Role | str, ttl_s: float, uses: int | None = _BY_ROLE, name: str = "") -> str:
         """A new token's text, which is nowhere else.
 
         Args:
             role: client, host or operator.
             ttl_s: seconds until it expires.
-            uses: how many holders may trade it; None: any number. If not given, one for a host, else any number.
+            uses: how many holders may trade it; None: any number. If not given, one for a host or a name, else any
+                number.
+            name: the only one that it is for, which is its holder's then, whoever had it before; empty: any free one.
 
         Raises:
             OptionError: one of them is out of range.
@@ -128,15 +148,17 @@ class Tokens:
         if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= _LONGEST_TTL_S:
             raise errors.OptionError(f"a token lives for more than 0 s and at most 366 days, got {ttl_s!r:.50} s")
         if uses == _BY_ROLE:
-            uses = 1 if role is Role.HOST else None
+            uses = 1 if role is Role.HOST or name else None
         if uses is not None and (isinstance(uses, bool) or not isinstance(uses, int) or not 1 <= uses <= 1 << 20):
             raise errors.OptionError(f"a token has from 1 to {1 << 20} uses, or None for any number; got {uses!r:.50}")
+        if name:
+            check_name(name)
         secret, now = secrets.token_urlsafe(32), self._clock()
         with self._changing() as state:
             number = state.next
             state.next += 1
             state.tokens = {each: record for each, record in state.tokens.items() if record.expires + _KEPT_S > now}
-            state.tokens[number] = TokenRecord(number, role, _digest(secret), now, now + ttl_s, uses)
+            state.tokens[number] = TokenRecord(number, role, _digest(secret), now, now + ttl_s, uses, name=name)
         return f"{TOKEN_PREFIX}{role}.{number}.{secret}.{self._fingerprint}"
 
     def take(self, text: str, holder: str = "") -> Role:
@@ -145,10 +167,12 @@ class Tokens:
         Raises:
             PermissionDeniedError: it is unknown, expired, used up or revoked, or another cluster's.
         """
-        return self.take_numbered(text, holder)[0]
+        return self.take_for(text, holder).role
 
-    def take_numbered(self, text: str, holder: str = "") -> tuple[Role, int]:
-        """As `take`; returns the token's number as well."""
+    def take_for(self, text: str, holder: str, name: str = "", key: str = "") -> Taken:
+        """As `take`, for a name. With a `key`, the name is that key's from now on; CERT-6 says when it may be. If the
+        name is another one's, a machine is refused; a client or an operator gets the name with a part of the key.
+        """
         token = TokenText.parse(text)
         if token.fingerprint != self._fingerprint:
             raise errors.PermissionDeniedError(
@@ -161,17 +185,30 @@ class Tokens:
                 raise errors.PermissionDeniedError(f"token {token.number} is unknown to this cluster; {_NEW}")
             now = self._clock()
             what = record.state(now)
-            if what == "used" and holder and holder in record.holders:
-                return record.role, record.number
-            if what != "valid":
+            has_come_before = bool(holder) and holder in record.holders
+            if what != "valid" and not (what == "used" and has_come_before):
                 raise errors.PermissionDeniedError(f"token {token.number} {_reason(record, what, now)}; {_NEW}")
-            holders = record.holders
-            if record.uses is not None and holder:
-                if holder in holders:
-                    return record.role, record.number
-                holders = (*holders, holder)
-            state.tokens[record.number] = dataclasses.replace(record, used=record.used + 1, holders=holders)
-        return record.role, record.number
+            if record.name and name != record.name:
+                raise errors.PermissionDeniedError(
+                    f"token {token.number} is for the name {record.name!r} alone; {_NEW}"
+                )
+            if key:
+                name = _claim(state, record, name, key)
+            if not has_come_before:
+                is_bounded = record.uses is not None and bool(holder)
+                holders = (*record.holders, holder) if is_bounded else record.holders
+                state.tokens[record.number] = dataclasses.replace(record, used=record.used + 1, holders=holders)
+        return Taken(record.role, record.number, name)
+
+    def renew(self, identity: Identity, key: str) -> None:
+        """The owner of a name has a new key from now on. `belongs` has said that it is the owner."""
+        with self._changing() as state:
+            state.names[f"{identity.role} {identity.name}"] = [identity.key, key]
+
+    def belongs(self, identity: Identity) -> bool:
+        """Whether the name of a certificate is still its key's (CERT-6)."""
+        owners = self._cached().names.get(f"{identity.role} {identity.name}")
+        return owners is None or identity.key in owners
 
     def revoke(self, number: int) -> None:
         """Nobody may trade the token any more, and who has a certificate for it gets no new connection with it.
@@ -187,23 +224,24 @@ class Tokens:
                 state.tokens[number] = dataclasses.replace(state.tokens[number], is_revoked=True)
 
     def is_revoked(self, number: int | None) -> bool:
-        """Whether a token was revoked. Reads the file only when it has changed. None is no token: not revoked."""
-        if number is None:
-            return False
-        try:
-            status = os.stat(self._path)
-        except FileNotFoundError:
-            return False
-        key = (status.st_ino, status.st_mtime_ns, status.st_size)
-        seen = self._seen
-        if seen is None or seen[0] != key:
-            seen = (key, frozenset(self._read().revoked))
-            self._seen = seen
-        return number in seen[1]
+        """Whether a token was revoked. None is no token: not revoked."""
+        return number is not None and number in self._cached().revoked
 
     def list(self) -> list[TokenRecord]:
         """All tokens, but those that expired a week ago or earlier."""
         return [record for _, record in sorted(self._read().tokens.items())]
+
+    def _cached(self) -> _State:
+        """The state, to read. It reads the file only when it has changed."""
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return _State(1, {}, set(), {})
+        key = (status.st_ino, status.st_mtime_ns, status.st_size)
+        seen = self._seen
+        if seen is None or seen[0] != key:
+            self._seen = seen = (key, self._read())
+        return seen[1]
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_State]:
@@ -220,7 +258,7 @@ class Tokens:
         try:
             return _from_json(read_private(self._path))
         except FileNotFoundError:
-            return _State(1, {}, set())
+            return _State(1, {}, set(), {})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise errors.OptionError(
                 f"{self._path} is damaged ({type(error).__name__}): remove it and make new tokens; certificates hold"
@@ -259,6 +297,35 @@ def given_token(path: str | None, environment: Mapping[str, str]) -> str:
     return environment.get("PATHWAYS_TOKEN", "").strip()
 
 
+def _claim(state: _State, record: TokenRecord, name: str, key: str) -> str:
+    """Gives the name to the key. Returns the name that it gets.
+
+    Raises:
+        PermissionDeniedError: it is another machine's.
+    """
+    owners = state.names.get(f"{record.role} {name}")
+    if owners is not None and key not in owners and not record.name:
+        if record.role is Role.HOST:
+            raise errors.PermissionDeniedError(
+                f"the name {name!r} belongs to another machine of this cluster, which has another key: choose one by "
+                f"--name, or, if this machine takes its place, make a token for the name on the controller's machine: "
+                f"`pathways token --role host --name {name}`"
+            )
+        name = f"{name[:_MOST_OF_NAME]}.{key[:_MORE_OF_NAME]}"
+        owners = state.names.get(f"{record.role} {name}")
+    if owners is None or key not in owners:
+        state.names[f"{record.role} {name}"] = [key]
+    return name
+
+
+def is_name_of(got: str, asked: str) -> bool:
+    """Whether a cluster gives the name `got` to who asks for `asked`."""
+    return (
+        got == asked
+        or re.fullmatch(re.escape(asked[:_MOST_OF_NAME]) + rf"\.[0-9a-f]{{{_MORE_OF_NAME}}}", got) is not None
+    )
+
+
 def _reason(record: TokenRecord, what: str, now: float) -> str:
     if what == "expired":
         return f"has expired {math.ceil(now - record.expires)} s ago"
@@ -273,6 +340,7 @@ def _digest(secret: str) -> str:
 def _as_json(state: _State) -> bytes:
     tokens = [dataclasses.asdict(record) for record in state.tokens.values()]
     content = {"version": _VERSION, "next": state.next, "revoked": sorted(state.revoked), "tokens": tokens}
+    content["names"] = state.names
     return json.dumps(content, indent=1).encode("ascii")
 
 
@@ -284,4 +352,6 @@ def _from_json(content: bytes) -> _State:
         TokenRecord(**{**each, "role": Role(each["role"]), "holders": tuple(each["holders"])})
         for each in read["tokens"]
     ]
-    return _State(int(read["next"]), {record.number: record for record in records}, set(map(int, read["revoked"])))
+    names = {str(name): list(map(str, keys)) for name, keys in read.get("names", {}).items()}
+    numbered = {record.number: record for record in records}
+    return _State(int(read["next"]), numbered, set(map(int, read["revoked"])), names)

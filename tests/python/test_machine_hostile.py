@@ -244,10 +244,15 @@ def test_a_machine_without_the_asked_devices(scene: Scene) -> None:
 
 
 def test_two_agents_with_one_name(scene: Scene) -> None:
-    words = "a machine called m1 is in this cluster already: give this one another --name"
+    """With a key of its own, and with a copy of the file of the one that is there."""
+    words = "the name 'm1' belongs to another machine of this cluster"
     with scene.log.says(words):
         assert words in refusal(lambda: scene.agent("m1", scene.tokens.make(Role.HOST, 600)))
-    scene.counts.add("two agents with one name", 1, 1, 1)
+    Credentials.load(os.path.join(scene.machines.folder, "m1.pem")).save(str(scene.folder / "m1.pem"))
+    words = "a machine called m1 is in this cluster already: give this one another --name"
+    with scene.log.says(words):
+        assert words in refusal(lambda: scene.agent("m1", ""))
+    scene.counts.add("two agents with one name", 2, 2, 2)
 
 
 def test_addresses(scene: Scene) -> None:
@@ -413,7 +418,7 @@ def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
         (2, own, f"machine {own.name} sends a transfer of host 2, which is not on that machine"),
         (1 << 30, own, f"machine {own.name} sends a transfer of host 1073741824, which is not on that machine"),
         (0, theirs, f"machine {theirs.name} sends a transfer of host 0, which is not on that machine"),
-        (0, client, "only hosts send transfers, and client some-client is none"),
+        (0, client, f"only hosts send transfers, and client {client.name} is none"),
     ):
         with log.says(f"is refused: {words}"):
             assert send(where, caller, sender) == f"refused: {words}"

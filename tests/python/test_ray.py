@@ -29,7 +29,6 @@ from control_clusters import eventually, is_running
 from ray_nodes import RayNodes
 
 import pathways as pw
-from pathways.cluster.ray_agent import machine_name
 from pathways.cluster.ray_resources import RayPlacement
 from pathways.process import environment
 from pathways.process.config import ClusterOptions
@@ -276,7 +275,8 @@ def test_a_machine_that_is_drained_stays_away(cluster: pw.Cluster) -> None:
     call = placed(cluster, 1, lambda x: x + 1)
     kept = call(X)
     actor = actor_of(host_pids(cluster)[1])
-    assert cluster.drain(machine_name(1), timeout=60) == 1
+    machines = {machine["island"]: machine["name"] for machine in cluster.stats()["machines"]}
+    assert cluster.drain(machines[1], timeout=60) == 1
     eventually(lambda: not is_running(actor.pid), "the actor has ended", 30)
     assert "drain" in cluster._handle.failures[1]
     tokens = Tokens(authority_folder(cluster._handle._local.directory)).list()

@@ -42,7 +42,7 @@ def test_a_renewed_certificate_has_the_same_owner_and_a_new_key(controller: Cont
     token = controller.tokens.make(Role.OPERATOR, 60)
     own = join(controller.address, token, "me")
     renewed = renewed_at(controller.address, own)
-    assert renewed.identity == dataclasses.replace(own.identity, expires=renewed.expires)
+    assert renewed.identity == dataclasses.replace(own.identity, expires=renewed.expires, key=renewed.identity.key)
     assert renewed.key != own.key and renewed.certificate != own.certificate
     dial(controller.address, renewed, "status").close()
     again = controller.authority.renewed(renewed)
@@ -52,7 +52,7 @@ def test_a_renewed_certificate_has_the_same_owner_and_a_new_key(controller: Cont
 def test_a_revoked_token_shuts_out_who_came_in_with_it(
     controller: Controller, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = (join(controller.address, controller.tokens.make(Role.HOST, 60), "m") for _ in range(2))
+    first, second = (join(controller.address, controller.tokens.make(Role.HOST, 60), name) for name in "mn")
     with dial(controller.address, first, "link") as sock:
         controller.tokens.revoke(1)
         sock.sendall(b"still here")  # what is open stays open

@@ -37,6 +37,7 @@ from pathways.trust import (
     join,
 )
 from pathways.trust.credentials import new_key, new_request
+from pathways.trust.tokens import Taken
 
 # Joining.
 
@@ -348,9 +349,9 @@ def test_a_stolen_authority_certificate_is_not_enough(controller: Controller, tm
     heard: list[str] = []
 
     class Listening(Tokens):
-        def take_numbered(self, text: str, holder: str = "") -> tuple[Role, int]:
+        def take_for(self, text: str, holder: str, name: str = "", key: str = "") -> Taken:
             heard.append(text)
-            return super().take_numbered(text, holder)
+            return super().take_for(text, holder, name, key)
 
     tokens = Listening(controller.authority.folder)
     foreign, host = other.credentials("controller", "x"), controller.credentials(Role.HOST, "rogue")

@@ -1,0 +1,98 @@
+"""CERT-6: a name belongs to the key that had it first, until the operator makes a token for the name."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+from trust_cases import Controller
+
+from pathways import errors
+from pathways.trust import Credentials, Role, Tokens, dial, join, renewed_at
+from pathways.trust.joining import certificate_in
+from pathways.trust.tokens import is_name_of
+
+
+def host(controller: Controller, name: str, **how: str) -> Credentials:
+    return join(controller.address, controller.tokens.make(Role.HOST, 60), name, **how)
+
+
+def test_a_second_token_does_not_get_a_machine_s_name(controller: Controller) -> None:
+    first = host(controller, "m0")
+    token = controller.tokens.make(Role.HOST, 60)
+    with pytest.raises(errors.PermissionDeniedError, match=r"'m0' belongs to another machine.*--role host --name m0"):
+        join(controller.address, token, "m0")
+    assert join(controller.address, token, "m1").name == "m1", "no use of the token was spent"
+    dial(controller.address, first, "link").close()
+    assert join(controller.address, controller.tokens.make(Role.CLIENT, 60), "m0").name == "m0", "of another role"
+
+
+def test_a_machine_comes_again_by_its_key(controller: Controller, tmp_path: pathlib.Path) -> None:
+    """With another token, when its certificate has expired or not; its file has the key."""
+    path = str(tmp_path / "own.pem")
+    first = certificate_in(path, controller.address, controller.tokens.make(Role.HOST, 60), "m0", "host")
+    again = certificate_in(path, controller.address, controller.tokens.make(Role.HOST, 60), "m0", "host")
+    assert again.key == first.key and again.identity.token == 2
+    renewed_at(controller.address, again).save(path)  # a new key, to which the name goes over
+    third = certificate_in(path, controller.address, controller.tokens.make(Role.HOST, 60), "m0", "host")
+    assert third.key != first.key
+    dial(controller.address, third, "link").close()
+
+
+def test_a_renewal_whose_answer_is_lost_loses_no_name(controller: Controller) -> None:
+    first = host(controller, "m0")
+    renewed_at(controller.address, first)  # nobody keeps it
+    second = renewed_at(controller.address, first)
+    for own in (first, second):
+        dial(controller.address, own, "link").close()
+    renewed_at(controller.address, first)
+    host(controller, "m0", key=first.key)
+
+
+def test_the_operator_gives_a_name_to_another_machine(controller: Controller) -> None:
+    """Who had it comes in no more, and does not get it back."""
+    first = host(controller, "m0")
+    token = controller.tokens.make(Role.HOST, 60, name="m0")
+    with pytest.raises(errors.PermissionDeniedError, match="token 2 is for the name 'm0' alone"):
+        join(controller.address, token, "m1")
+    second = join(controller.address, token, "m0")
+    dial(controller.address, second, "link").close()
+    for call in (lambda: dial(controller.address, first, "link"), lambda: renewed_at(controller.address, first)):
+        with pytest.raises(errors.PermissionDeniedError, match="'m0' belongs to another host now"):
+            call()
+    with pytest.raises(errors.PermissionDeniedError, match="belongs to another machine"):
+        host(controller, "m0", key=first.key)
+    with pytest.raises(errors.PermissionDeniedError, match="was used 1 of 1"):
+        join(controller.address, token, "m0")
+    controller.tokens.make(Role.HOST, 60, name="m0")
+    dial(controller.address, second, "link").close()  # the name is its own until the token is traded
+
+
+def test_a_client_gets_a_name_of_its_own(controller: Controller, tmp_path: pathlib.Path) -> None:
+    """Programs on many machines have one token, and may have the same user and machine name."""
+    token, wanted = controller.tokens.make(Role.CLIENT, 60), "u-trainer"
+    paths = [str(tmp_path / f"{number}.pem") for number in range(3)]
+    names = [certificate_in(path, controller.address, token, wanted, "client").name for path in paths]
+    assert names[0] == wanted and len(set(names)) == 3 and all(is_name_of(name, wanted) for name in names)
+    for path, name in zip(paths, names, strict=True):  # and keeps it
+        assert certificate_in(path, controller.address, token, wanted, "client").name == name
+        os.unlink(path)
+    longest = "n" * 64
+    assert [len(join(controller.address, token, longest).name) for _ in range(2)] == [64, 64]
+
+
+def test_names_survive_the_controller(controller: Controller) -> None:
+    host(controller, "m0")
+    again = Tokens(controller.authority.folder)
+    with pytest.raises(errors.PermissionDeniedError, match="belongs to another machine"):
+        again.take_for(again.make(Role.HOST, 60), "k", "m0", "another key")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 65, "..", "pathways1.x"])
+def test_a_token_for_no_name(controller: Controller, name: str) -> None:
+    if name:
+        with pytest.raises(errors.OptionError, match="a name is 1 to 64 letters"):
+            controller.tokens.make(Role.HOST, 60, name=name)
+    else:
+        assert controller.tokens.list() == []
