@@ -42,9 +42,7 @@ def look(address: str, timeout_s: float = 10.0) -> pb.StatsReply:
     Raises:
         ConnectError: no cluster listens there, or the controller does not answer in time.
     """
-    # Without a connection, if it is near: this must work even when the controller's loop is too busy to open one.
-    near = None if is_far(address) else contextlib.nullcontext(_Access(Address.parse(address).control, ""))
-    with near or _way_to(address) as way:
+    with _way_to(address) as way:
         reply: pb.StatsReply = _answer(address, way, "Stats", pb.StatsRequest(), timeout_s)
     return reply
 

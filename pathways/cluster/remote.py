@@ -141,7 +141,7 @@ class RemoteControl:
         self.controller_pidfd = fds[2]
 
     def _watch_startup(self, progress: Callable[[StartupEvent], None] | None, deadline: Deadline) -> None:
-        events = self._stub.WatchStartup(Empty(), timeout=deadline.left(1e6))
+        events = self._stub.WatchStartup(Empty(), timeout=deadline.left(1e6), metadata=wire.bearer(self._token))
         last = pb.StartupEvent()
         try:
             for last in events:

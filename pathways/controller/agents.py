@@ -220,6 +220,10 @@ class Agents:
                 return agent
         raise errors.PermissionDeniedError("this is no agent of this cluster, or its link has broken")
 
+    def knows(self, token: str) -> bool:
+        """Whether an agent's link got this secret."""
+        return any(secrets.compare_digest(agent.link.token, token) for agent in self._by_island.values())
+
     def stream_of(self, host: int) -> str:
         """Where a host receives network transfers; empty while its place is free."""
         agent = self.of(self._topology.island_of(host))

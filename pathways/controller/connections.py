@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.control_server import no_session
 from pathways.controller.records import Connection, NearConnection
 from pathways.process import fd_passing
 
@@ -51,9 +52,11 @@ class Connections:
         try:
             return self._by_token[token]
         except KeyError:
-            raise errors.PermissionDeniedError(
-                "the call came by no open connection to this cluster: connect first, and again when that was closed"
-            ) from None
+            raise no_session() from None
+
+    def knows(self, token: str) -> bool:
+        """Whether an open connection has this secret."""
+        return token in self._by_token
 
     def _accept(self) -> None:
         try:

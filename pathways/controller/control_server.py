@@ -1,4 +1,7 @@
-"""A gRPC server of the controller at a Unix socket, which no caller can end.
+"""A gRPC server of the controller at a Unix socket, which no caller can end, and where no method runs for a stranger.
+
+TRUST-1: a call has the secret of an open session (of a client, an operator, a host or an agent), or is refused before
+its method runs, whichever method it is.
 
 The loop of grpc.aio's server ends, and the server with it, when a caller names a method in bytes that are no UTF-8
 (seen with grpcio 1.85): so one caller would shut out all others. When that happens, a new server takes its place at the
@@ -15,7 +18,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
+
+from pathways import errors
+from pathways.protocol import wire
 
 #: The old server removes its socket within this time, in seconds.
 _REMOVED_S = 2.0
@@ -23,11 +30,41 @@ _REMOVED_S = 2.0
 _GRACE_S = 1e9
 
 
+def no_session() -> errors.PermissionDeniedError:
+    """The refusal of a call without the secret of an open session."""
+    return errors.PermissionDeniedError(
+        "the call came by no open connection to this cluster: connect first, and again when that was closed. A "
+        "process of another release of Pathways is to be updated"
+    )
+
+
+class _Door(grpc.aio.ServerInterceptor):
+    """Lets calls of open sessions in."""
+
+    def __init__(self, knows: Callable[[str], bool]) -> None:
+        self._knows = knows
+
+    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """See `grpc.aio.ServerInterceptor`."""
+        if self._knows(wire.secret_in(details.invocation_metadata)):
+            return await continuation(details)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+async def _refuse(requests: Any, context: Any) -> None:
+    """Of any method, as it reads no request."""
+    await wire.refuse(context, no_session())
+
+
 class ControlServer:
     """Listens from `start` until `stop`."""
 
     def __init__(
-        self, path: str, options: Sequence[tuple[str, Any]], register: Sequence[Callable[[Any], None]]
+        self,
+        path: str,
+        options: Sequence[tuple[str, Any]],
+        register: Sequence[Callable[[Any], None]],
+        knows: Callable[[str], bool],
     ) -> None:
         """Starts nothing yet.
 
@@ -35,10 +72,12 @@ class ControlServer:
             path: of the Unix socket. Only this user may connect.
             options: see `grpc.aio.server`.
             register: each adds a service to a server.
+            knows: whether a secret is that of an open session.
         """
         self._path = path
         self._options = options
         self._register = register
+        self._door = _Door(knows)
         self._server: Any = None
         self._is_over = False
         self._old: set[Any] = set()  # servers with calls that are open
@@ -46,7 +85,7 @@ class ControlServer:
 
     async def start(self) -> None:
         """Listens."""
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(options=self._options, interceptors=[self._door])
         for register in self._register:
             register(server)
         old = os.umask(0o177)

@@ -70,7 +70,12 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 def token_of(context: Any) -> str:
     """The secret in a call's metadata; empty when there is none."""
-    return next((str(value) for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
+    return secret_in(context.invocation_metadata())
+
+
+def secret_in(metadata: Any) -> str:
+    """The secret in the metadata of a call; empty when there is none."""
+    return next((str(value) for key, value in metadata or () if key == TOKEN_KEY), "")
 
 
 async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import pathlib
 import socket
 
+import grpc
+import pytest
 from control_clusters import SIZES, eventually
 from recorded_calls import recorded
 from trust_cases import read_all
@@ -15,6 +17,7 @@ from pathways import errors
 from pathways.cluster import operator, remote
 from pathways.cluster.launcher import LocalClusterHandle
 from pathways.process import log_files
+from pathways.protocol import control_pb2, wire
 
 
 def test_a_method_that_is_no_text(own: LocalClusterHandle) -> None:
@@ -50,3 +53,19 @@ def answers(address: str) -> bool:
     except errors.ConnectError:
         return False
     return True
+
+
+@pytest.mark.parametrize("secret", ["", "0" * 32])
+def test_no_method_runs_without_the_secret_of_a_session(own: LocalClusterHandle, secret: str) -> None:
+    """TRUST-1: each method of each service, by its description; streams as well, which send nothing."""
+    tried = 0
+    metadata = wire.bearer(secret) if secret else ()
+    with grpc.insecure_channel(own.address) as channel:
+        for service in control_pb2.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                call = channel.stream_stream(f"/{service.full_name}/{method.name}")
+                with pytest.raises(grpc.RpcError) as refused:
+                    next(iter(call(iter([]), metadata=metadata, timeout=30)))
+                assert isinstance(wire.raised(refused.value), errors.PermissionDeniedError), method.full_name
+                tried += 1
+    assert tried >= 25
