@@ -86,7 +86,7 @@ fuzz-ports: export PATHWAYS_FUZZ_EACH = $(PORT_SECONDS)
 fuzz-ports: $(BUILT) ## a minute of mutated bytes at each port of a cluster of machines; natively under AddressSanitizer
 	@$(MAKE) --no-print-directory cpp-asan TARGET="test_fuzz_links test_fuzz_encodings" \
 	    CTEST_ARGS="-R 'fuzz_(links|encodings)' --timeout 3600 --verbose"
-	@python -m pytest -q -s tests/python/test_machine_fuzz.py
+	@python -m pytest -q -s tests/python/machines/test_machine_fuzz.py
 
 # In a checkout of its own, as an installation of ours builds in its own tree. gcc's library goes into every process,
 # and the C++ library with it, or it would not see what other extensions throw.
@@ -97,7 +97,7 @@ asan-ports: ## the same with controller, agents and hosts under AddressSanitizer
 	@CXX=g++ SKBUILD_CMAKE_DEFINE=PATHWAYS_SANITIZE=address $(MAKE) --no-print-directory -C $(ASAN_TREE) VENV=.venv setup
 	@cd $(ASAN_TREE) && PATHWAYS_FUZZ_EACH=$(PORT_SECONDS) LD_PRELOAD="$(ASAN_LIBRARIES)" \
 	    ASAN_OPTIONS=detect_leaks=0,halt_on_error=1,abort_on_error=1,handle_segv=0 \
-	    .venv/bin/python -m pytest -q -s -n 0 tests/python/test_machine_fuzz.py
+	    .venv/bin/python -m pytest -q -s -n 0 tests/python/machines/test_machine_fuzz.py
 
 # Configure, build and test a preset of CMakePresets.json, quietly unless something fails.
 cpp-%: $(DEPS)
@@ -112,9 +112,9 @@ model: ## the model tests: every interleaving of small cases
 	@$(MAKE) --no-print-directory cpp-dev TARGET=models CTEST_ARGS="-R '^model'"
 
 STRESS := tests/stress --ignore tests/stress/test_fuzz.py
-THOROUGH := $(addprefix tests/python/test_,compiler_programs.py array_functions.py array_indexing.py array_operators.py \
-    callback_faults.py control_flow.py examples.py) $(wildcard tests/python/test_schedule*.py) \
-    tests/python/contract
+THOROUGH := $(addprefix tests/python/,compiler/test_compiler_programs.py compiler/test_control_flow.py \
+    arrays/test_array_functions.py arrays/test_array_indexing.py arrays/test_array_operators.py \
+    hosts/test_callback_faults.py repository/test_examples.py schedule contract)
 stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_FAULT_PAIRS=60 PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 \
@@ -153,7 +153,7 @@ wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 docs: $(DEV) $(BUILT) ## write the API's pages to build/docs, and run the examples in README and docs
 	@mkdir -p build && cd build && pdoc --docformat google --output-directory docs pathways \
 	    '!pathways.libpathways_core' '!pathways.bench' '!pathways.host'
-	@python -m pytest -q tests/python/test_docs.py
+	@python -m pytest -q tests/python/repository/test_docs.py
 	@echo "build/docs/index.html"
 
 setup: $(BUILT) ## only set up the environment and build

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-SPELLS_THEM = ("scripts/words.py", "tests/python/test_scripts.py")
+SPELLS_THEM = ("scripts/words.py", "tests/python/repository/test_scripts.py")
 
 CORE = r"^(csrc|tests/cpp|tests/model|benchmarks/cpp)/|^pathways/_\w+\.(pyx|pxd|pxi)$"
 HOSTS = r"^pathways/(plan|protocol|process|controller|host|cluster)/"

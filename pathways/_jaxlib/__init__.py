@@ -1,8 +1,9 @@
 """The ONE door to the private parts of jax and jaxlib, one small function each.
 
 The rest of the package calls these functions as `_jaxlib.name`. Nothing else in the project may import `jax._src`,
-`jaxlib._jax` or `jaxlib.mlir`. Each function is tested per jaxlib version in `tests/python/test_jaxlib_door.py`. Known
-versions: `OLDEST <= jaxlib < TOO_NEW` (`versions`); `check_versions` refuses any other.
+`jaxlib._jax` or `jaxlib.mlir`. Each function is tested per jaxlib version, in
+`tests/python/compiler/test_jaxlib_door.py`. Known versions: `OLDEST <= jaxlib < TOO_NEW` (`versions`); `check_versions`
+refuses any other.
 
 The modules, by subject: `versions`, `processes`, `thread_state`, `user_settings`, `tracebacks`; values are `arrays` and
 `physical_form`; a program goes from `jaxprs` through `references`, `effects`, `callbacks`, `callback_order` and

@@ -119,7 +119,7 @@ TEST(NetworkTransfer, AnyCuts) {
   EXPECT_GT(placed, 100u);
 }
 
-// tests/python/chunks.py writes the same bytes.
+// tests/python/machines/chunks.py writes the same bytes.
 TEST(NetworkTransfer, WritesRecordWordsPayload) {
   const std::vector<uint64_t> words{0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0};
   const auto copy_plan = std::make_shared<const CopyPlan>(CopyPlan::parse(words));

@@ -1,6 +1,6 @@
 """`pw.while_loop` with a bound: values and derivatives are those of plain JAX's scan with a mask, kept and donated.
 
-What needs no placed function is in `tests/python/test_while_loop.py`.
+What needs no placed function is in `tests/python/compiler/test_while_loop.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `reference` says the result by definition: of the rows that go to a shard, in their order, number k gets slot k. Drawn
 cases print their seed (EXCH-1..4); derivatives are those of plain JAX. What is not told apart here from the reference
-interpreter (trees, the nodes of a program, what is refused when it is traced) is in `../test_exchange.py`.
+interpreter (trees, the nodes of a program, what is refused when it is traced) is in `../compiler/test_exchange.py`.
 """
 
 from __future__ import annotations

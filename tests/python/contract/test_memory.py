@@ -3,7 +3,7 @@
 Map: MEM-1 `test_a_pipeline_...` (high-water marks), `test_what_a_host_puts_together_...`, `test_stats_of_...`;
 MEM-2 `test_a_pipeline_...`, `test_two_clients_...`, `test_a_long_run_...`, `test_a_run_in_flight_...`,
 `test_a_state_of_sixty_percent_...`; OWN-1 `test_a_killed_client_...`. What cannot be had: `test_memory_refusals.py`.
-The pure half: `../test_memory_profile.py`.
+The pure half: `../plan/test_memory_profile.py`.
 """
 
 from __future__ import annotations

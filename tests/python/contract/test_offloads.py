@@ -1,7 +1,7 @@
 """Programs that need several times the memory of their devices, and offload what they keep for later.
 
 Map: MEM-2 `test_a_reverse_pass_...`, MEM-3 `test_without_offloads_...`, OWN-1 `test_a_client_...`. What is chosen:
-`../test_offload_choice.py`.
+`../plan/test_offload_choice.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SCHED-1: the activations that each stage keeps while a pipeline runs, read off the ledgers of its hosts (MEM-1).
 
-What the profile says of the same plans is tested in `tests/python/test_schedule_memory.py`. Here the plans run, each
-stage on a host of its own, and the ledger says how much of a device a program's values took at most.
+What the profile says of the same plans is tested in `tests/python/schedule/test_schedule_memory.py`. Here the
+plans run, each stage on a host of its own, and the ledger says how much of a device a program's values took at most.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import yaml
 
 from pathways.cli import main
 
-DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
+DEPLOY = pathlib.Path(__file__).parents[3] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 UNITS = sorted(DEPLOY.glob("systemd/*.service"))

@@ -21,7 +21,7 @@ from pathways.cli.text import SIZE
 from pathways.cluster import operator
 from pathways.process import run_directory
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]  # of the doubles
 UP = """
 import functools, sys
 import control_doubles

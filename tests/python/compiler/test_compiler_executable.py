@@ -28,7 +28,7 @@ from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, trace
 from pathways.host import executables
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TWO = MeshSpec("two", (("x", 2),))
 CUT = P("x")
 COMPILE = "/jax/core/compile/backend_compile_duration"

@@ -29,7 +29,7 @@ from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix
 from pathways.process import fd_passing
 from pathways.protocol import control_pb2 as pb
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]  # of the doubles
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
