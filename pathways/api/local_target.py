@@ -36,6 +36,7 @@ class LocalCluster:
             back when they have work: idle clients first; clients that all work take turns of a second.
         checkpoint_root: a folder; the hosts read and write checkpoints only there. None: anywhere. "{client}" in it
             stands for the client's name: "/data/{client}" is a folder for each, and clients without a name are refused.
+            On another machine, the name is that of the client's certificate.
         client_memory: the most bytes of each device that one client's arrays and runs may take; None: no such bound.
             What one client may have of this and the next three, each client may; `Cluster.limit` changes it for one.
         client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.

@@ -59,8 +59,8 @@ def granted(request: pb.JoinRequest, options: ClusterOptions) -> ClientTerms:
     )
 
 
-def checkpoint_root(terms: ClientTerms, options: ClusterOptions) -> str:
-    """The folder where a client's checkpoints must lie; empty: anywhere.
+def checkpoint_root(name: str, options: ClusterOptions) -> str:
+    """The folder where the checkpoints of a client of this name must lie; empty: anywhere.
 
     Raises:
         OptionError: each client has a folder of its name, and the client has none that is a folder's name.
@@ -68,12 +68,12 @@ def checkpoint_root(terms: ClientTerms, options: ClusterOptions) -> str:
     root = options.checkpoint_root or ""
     if BY_CLIENT not in root:
         return root
-    if terms.name in ("", ".", "..") or "/" in terms.name or "\\" in terms.name:
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise errors.OptionError(
             f"on this cluster each client's checkpoints lie in a folder of its name, {root}. Expected a client's name= "
-            f"that may be the name of a folder, got {terms.name!r}"
+            f"that may be the name of a folder, got {name!r}"
         )
-    return root.replace(BY_CLIENT, terms.name)
+    return root.replace(BY_CLIENT, name)
 
 
 def changed(terms: ClientTerms, request: pb.LimitRequest, options: ClusterOptions) -> ClientTerms:

@@ -114,8 +114,9 @@ class ClientManager:
         self._check_versions(request)
         await self.cluster.hosts_started()
         terms = client_limits.granted(request, self.cluster.config.options)
-        root = client_limits.checkpoint_root(terms, self.cluster.config.options)
         connection = self.connections.of(token)
+        name = terms.name if connection.proven_name is None else connection.proven_name
+        root = client_limits.checkpoint_root(name, self.cluster.config.options)
         if isinstance(connection, NearConnection):
             if connection.segment is None:
                 self.connections.read(connection)

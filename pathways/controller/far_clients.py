@@ -49,6 +49,11 @@ class FarConnection(Connection):
         return f"{self.identity} at {self.identity.peer}"
 
     @property
+    def proven_name(self) -> str | None:
+        """See `Connection`."""
+        return self.identity.name
+
+    @property
     def is_operator(self) -> bool:
         """See `Connection`."""
         return self.identity.role is Role.OPERATOR

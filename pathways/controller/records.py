@@ -116,6 +116,11 @@ class Connection:
         return f"pid {self.pid}"
 
     @property
+    def proven_name(self) -> str | None:
+        """The name that its certificate says; None: there is none, and it is what it calls itself."""
+        return None
+
+    @property
     def is_operator(self) -> bool:
         """Whether it has an operator's rights whatever else it is."""
         return False

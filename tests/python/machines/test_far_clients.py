@@ -3,7 +3,7 @@
 Map from label to test:
     OWN-1    test_a_far_client_that_is_killed, test_a_far_client_whose_link_stops
     TRUST-1  test_a_far_client_may_not_operate, test_an_operator_may
-    CERT-1   test_roles_that_may_not
+    CERT-1   test_roles_that_may_not, test_the_checkpoints_of_a_far_client_follow_from_its_certificate
     LINK-1   test_a_far_client_whose_link_stops, test_the_controller_is_killed
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
+import re
 import signal
 import socket
 import struct
@@ -22,17 +24,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import psutil
 import pytest
 from control_clusters import eventually
+from jax.sharding import PartitionSpec as P
 from machines import MachineCluster
 
 import pathways as pw
 from pathways.agent.controller_session import WayIn
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
+from pathways.process.client_terms import ClientTerms
 from pathways.process.run_directory import authority_folder
 from pathways.trust import Credentials, Role, Tokens, dialing
 
@@ -362,3 +368,31 @@ def test_a_host_is_lost(machines: MachineCluster) -> None:
         eventually(works, "the island is back")
         del flying, kept
         eventually(lambda: far.native.flush() or far.native.arena_stats()[0] <= free, "no lease is left")
+
+
+def test_the_checkpoints_of_a_far_client_follow_from_its_certificate(tmp_path: pathlib.Path) -> None:
+    """CERT-1: one that calls itself "alice" neither reads nor replaces what alice has saved."""
+    pw.checkpoint.register()
+
+    def save(cluster: pw.Cluster, name: str) -> pathlib.Path:
+        slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+        where = tmp_path / name / "one"
+        with ocp.StandardCheckpointer() as saver:
+            saver.save(where, {"w": pw.device_put(X, slice_)})
+            saver.wait_until_finished()
+        return where
+
+    with MachineCluster(1, 1, 1, checkpoint_root=f"{tmp_path}/{{client}}", terms=ClientTerms("starter")) as machines:
+        with machines.connect(name="alice") as alice:
+            kept = save(alice, "alice")
+        with machines.connect_far(name="alice") as mallory:
+            slice_ = pw.make_virtual_device_set(mallory).add_slice(devices=1)
+            template = {"w": jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=slice_.sharding(P()))}
+            refused = pytest.raises(Exception, match=f"lie in {tmp_path}/")
+            with ocp.StandardCheckpointer() as reader, refused as told:
+                reader.restore(kept, template)
+            with pytest.raises(Exception, match=f"lie in {tmp_path}/"):
+                save(mallory, "alice2")
+            own = re.search(rf"lie in {tmp_path}/(\S+)", str(told.value))
+            assert own is not None and own[1] != "alice"
+            assert save(mallory, own[1]).is_dir()
