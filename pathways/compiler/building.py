@@ -11,10 +11,10 @@ import numpy as np
 from pathways import _jaxlib
 from pathways._jaxlib import ir
 from pathways.compiler import donation, parts
-from pathways.compiler.emit import Emitted, Site, symbol
 from pathways.compiler.flatten import StepKind
 from pathways.compiler.ir import ArrayType, Computation, Label, Node, NodeKind
-from pathways.compiler.partitioned import Op, Partitioned
+from pathways.compiler.partition.emit import Emitted, Site, symbol
+from pathways.compiler.partition.partitioned import Op, Partitioned
 from pathways.compiler.parts import Cut
 
 #: A module as portable bytecode, its fingerprint, and the numbers of its callbacks.

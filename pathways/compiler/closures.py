@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from pathways import _jaxlib
 from pathways.compiler import placed
+from pathways.compiler.added_primitives.transfers import transfer_p
 from pathways.compiler.ir import MeshSpec, Spec
-from pathways.compiler.primitives import transfer_p
 
 
 class Place(NamedTuple):

@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from pathways import _jaxlib, errors
-from pathways.compiler import meshes, placed, specs
+from pathways.compiler import placed, specs
+from pathways.compiler.added_primitives.exchange import PRIMITIVES
+from pathways.compiler.added_primitives.transfers import targets_of
 from pathways.compiler.callback_chains import thread
-from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.inlining import Inliner, holds_slice_tag, read, slice_tag_of
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.options import UNROLL
-from pathways.compiler.primitives import targets_of
+from pathways.compiler.partition import meshes
 from pathways.compiler.steps import FlatProgram as FlatProgram
 from pathways.compiler.steps import Step as Step
 from pathways.compiler.steps import StepKind as StepKind

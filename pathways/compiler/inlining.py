@@ -20,15 +20,15 @@ import numpy as np
 
 from pathways import _jaxlib, errors
 from pathways.compiler import placed
+from pathways.compiler.added_primitives.exchange import PRIMITIVES
+from pathways.compiler.added_primitives.fan_out import fan_out_p
+from pathways.compiler.added_primitives.loops import loop_p
+from pathways.compiler.added_primitives.loops import opened as opened_loop
+from pathways.compiler.added_primitives.transfers import as_transfers, targets_of, transfer_p
 from pathways.compiler.control.folding import Folder, literals
 from pathways.compiler.control.unrolling import Joined, Scan, Stacked, check_copies, join, operations, piece, row, stack
-from pathways.compiler.exchange import PRIMITIVES
-from pathways.compiler.fan_out import fan_out_p
 from pathways.compiler.ir import MeshSpec
-from pathways.compiler.loops import loop_p
-from pathways.compiler.loops import opened as opened_loop
 from pathways.compiler.pipeline_spec import iteration_name
-from pathways.compiler.primitives import as_transfers, targets_of, transfer_p
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 
 #: `closed_call` is `eval_jaxpr` since JAX 0.12.

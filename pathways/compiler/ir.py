@@ -1,8 +1,8 @@
 """What the compiler gives to the runtime: a program on virtual slices, which names no physical device.
 
 A `LogicalProgram` is the location-agnostic program of the design: flat, immutable, and independent of the devices that
-its slices are bound to. `pathways.compiler.lower` makes it from IFRT IR. `pathways.plan.binding` binds it to physical
-devices and cuts it into one plan per host.
+its slices are bound to. `pathways.compiler.partition.lower` makes it from IFRT IR.
+`pathways.plan.binding` binds it to physical devices and cuts it into one plan per host.
 
 Conventions:
     * A *value* is one logical array; values are numbered 0..V-1 and each is written once (single assignment).
@@ -178,7 +178,7 @@ class NodeKind(enum.Enum):
     TRANSFER = "transfer"  # moves one value to another mesh, or to another sharding
     SELECT = "select"  # gives the result of the branch that was taken: of its inputs, the first is the branch's number
     LOOP = "loop"  # runs a body again and again
-    EXCHANGE = "exchange"  # sends rows to shards chosen at run time; see `pathways.compiler.exchange`
+    EXCHANGE = "exchange"  # sends rows to shards chosen at run time; see `pathways.compiler.added_primitives.exchange`
     PERMUTE = "permute"  # sends rows along the routes of an exchange, or back
 
 

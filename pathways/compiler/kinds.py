@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib
-from pathways.compiler.groups import Group
+from pathways.compiler.partition.groups import Group
 
 #: How far from a group its surroundings are compared.
 _ROUNDS = 2

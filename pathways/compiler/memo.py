@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from pathways import _jaxlib
+from pathways.compiler.added_primitives.transfers import transfer_p
 from pathways.compiler.ir import LogicalProgram, MeshSpec
-from pathways.compiler.primitives import transfer_p
 from pathways.compiler.trace import Traced
 
 #: How many programs are kept, and how many equations one may have: a function that a user places inline is small.

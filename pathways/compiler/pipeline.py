@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib, errors
-from pathways.compiler import emit, lower, schedule
+from pathways.compiler import schedule
 from pathways.compiler.callback_chains import wired
 from pathways.compiler.control.assembling import assemble, has_control
 from pathways.compiler.flatten import FlatProgram, flatten
 from pathways.compiler.ir import LogicalProgram, Loop, MeshSpec, NodeKind, PipelineInfo
 from pathways.compiler.memo import Memo, key_of
 from pathways.compiler.options import PARALLEL_ITERATIONS, PARALLEL_ITERATIONS_IN_PLACE, Options
+from pathways.compiler.partition import emit, lower
 from pathways.compiler.trace import Traced
 from pathways.compiler.unfolding import NotUnfolded
 

@@ -23,7 +23,8 @@ from typing import Any
 import jax
 
 from pathways import _jaxlib, errors
-from pathways.compiler import primitives, specs
+from pathways.compiler import specs
+from pathways.compiler.added_primitives import transfers
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.statics import Static
 
@@ -306,7 +307,7 @@ def _traced(self: TaggedFunction, args: tuple[Any, ...], kwargs: dict[str, Any])
             )
             merged = dict(zip(dynamic, constrain(), strict=True))
             args = tuple(merged.get(n, x) for n, x in enumerate(args))
-        enter = functools.partial(primitives.entered, mesh=self.mesh)
+        enter = functools.partial(transfers.entered, mesh=self.mesh)
         args = tuple(jax.tree.map(enter, x) if n in dynamic else x for n, x in enumerate(args))
         kwargs = {k: x if k in self.static_argnames else jax.tree.map(enter, x) for k, x in kwargs.items()}
         result = self.fun(*args, **kwargs)
@@ -329,8 +330,8 @@ def _constrain(self: TaggedFunction, prefix: Any, tree: Any, what: str, names: S
             shape = jax.numpy.shape(leaf)
             dims = specs.normalize(spec, shape, self.mesh, f"{what} {where} of placed function {self.name!r}")
             if _jaxlib.is_traced_reference(leaf):
-                leaf[...] = primitives.constrained(leaf[...], self.mesh, dims)
+                leaf[...] = transfers.constrained(leaf[...], self.mesh, dims)
             else:
-                leaf = primitives.constrained(primitives.entered(leaf, self.mesh), self.mesh, dims)
+                leaf = transfers.constrained(transfers.entered(leaf, self.mesh), self.mesh, dims)
         out.append(leaf)
     return jax.tree_util.tree_unflatten(treedef, out)

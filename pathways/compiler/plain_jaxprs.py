@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pathways import _jaxlib
+from pathways.compiler.added_primitives.transfers import targets_of
 from pathways.compiler.placed import lookup
-from pathways.compiler.primitives import targets_of
 
 
 def untagged(closed: Any, *, keep_shardings: bool = True) -> Any:

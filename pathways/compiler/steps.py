@@ -10,8 +10,9 @@ import enum
 from typing import Any
 
 from pathways import _jaxlib
-from pathways.compiler import meshes, placed
+from pathways.compiler import placed
 from pathways.compiler.ir import Calls, Label, MeshSpec, Spec
+from pathways.compiler.partition import meshes
 
 
 class StepKind(enum.Enum):

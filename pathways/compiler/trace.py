@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.compiler import closures, placed, primitives, specs
+from pathways.compiler import closures, placed, specs
+from pathways.compiler.added_primitives import transfers
 from pathways.compiler.closures import ClosedOver
 from pathways.compiler.ir import MeshSpec, Spec
 
@@ -356,5 +357,5 @@ def device_put(x: Any, mesh: MeshSpec, spec: Any = None, within: str = "") -> An
                 "ref[...]"
             )
         leaf = leaf if _jaxlib.is_tracer(leaf) else jax.numpy.asarray(leaf)
-        out.append(primitives.transfer(leaf, mesh, specs.normalize(leaf_spec, jax.numpy.shape(leaf), mesh, what)))
+        out.append(transfers.transfer(leaf, mesh, specs.normalize(leaf_spec, jax.numpy.shape(leaf), mesh, what)))
     return jax.tree_util.tree_unflatten(treedef, out)

@@ -15,10 +15,10 @@ import dataclasses
 from typing import Any
 
 from pathways.compiler.building import Builder
-from pathways.compiler.emit import Emitted, Site
-from pathways.compiler.groups import Group
 from pathways.compiler.ir import ArrayType
-from pathways.compiler.partitioned import Op, Partitioned
+from pathways.compiler.partition.emit import Emitted, Site
+from pathways.compiler.partition.groups import Group
+from pathways.compiler.partition.partitioned import Op, Partitioned
 
 
 class NotUnfolded(Exception):

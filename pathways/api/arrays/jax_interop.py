@@ -26,7 +26,8 @@ from pathways.api.programs.compiled import copy
 from pathways.api.programs.program import clear_caches
 from pathways.api.programs.tracing import find_slice
 from pathways.api.slices.virtual_devices import slice_of_mesh
-from pathways.compiler import primitives, specs
+from pathways.compiler import specs
+from pathways.compiler.added_primitives import transfers
 from pathways.compiler.inlining import holds_slice_tag, placed_meshes
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.placed import lookup, refuse_elsewhere
@@ -59,7 +60,7 @@ def install() -> None:
         creation.full,
         creation.iota,
         creation.from_callback,
-        primitives.refuse_here,
+        transfers.refuse_here,
     )
     _jaxlib.accept_references(references.made, references.read, functools.partial(references.write, copy))
     _jaxlib.accept_slice_meshes(_run_under_mesh)
@@ -67,7 +68,7 @@ def install() -> None:
     _jaxlib.clear_also(clear_caches)
     _jaxlib.wait_for_effects_also(effects.wait_for_all)
     _jaxlib.keep_filter_answers()
-    primitives.transfer_p.def_impl(_transfer)
+    transfers.transfer_p.def_impl(_transfer)
 
 
 def _elsewhere(name: str) -> Callable[[Any, Any], Any] | None:

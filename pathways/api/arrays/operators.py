@@ -31,10 +31,10 @@ from pathways.api.programs.tracing import find_slice, refuse_stand_in, remember
 from pathways.api.session import Session
 from pathways.api.slices.virtual_devices import Slice
 from pathways.compiler import specs
+from pathways.compiler.added_primitives.transfers import constrained, transfer
 from pathways.compiler.inlining import leaves_slice
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.primitives import constrained, transfer
 from pathways.compiler.trace import as_argument
 
 #: How many different sets of Python numbers one operation on given layouts compiles in.

@@ -17,7 +17,7 @@ from pathways.api.nn.gates import DSelectKGate, TopKGate
 from pathways.api.programs.exchange import exchange
 from pathways.api.programs.placed import jit
 from pathways.api.slices.virtual_devices import Slice
-from pathways.compiler.grouped_blocks import over_blocks
+from pathways.compiler.added_primitives.grouped_blocks import over_blocks
 
 _NOWHERE = -1
 

@@ -23,7 +23,7 @@ from pathways.api.pipelines.microbatches import add_up, check_reduce, checked_co
 from pathways.api.programs.placed import PlacedFunction, jit
 from pathways.api.programs.program import Program
 from pathways.api.programs.tracing import call_pipeline, is_tracing
-from pathways.compiler.fan_out import fan_out
+from pathways.compiler.added_primitives.fan_out import fan_out
 from pathways.compiler.inlining import placed_meshes
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.lengths import Lengths, per_stage

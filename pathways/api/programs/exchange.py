@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pathways import errors
 from pathways.api.programs.tracing import remember
 from pathways.api.slices.virtual_devices import Slice
-from pathways.compiler.exchange import Exchanged
-from pathways.compiler.exchange import exchange as traced_exchange
+from pathways.compiler.added_primitives.exchange import Exchanged
+from pathways.compiler.added_primitives.exchange import exchange as traced_exchange
 
 __all__ = ["Exchanged", "exchange"]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways import errors
-from pathways.compiler.loop_rules import while_loop as traced_loop
+from pathways.compiler.added_primitives.loop_rules import while_loop as traced_loop
 
 __all__ = ["LoopStatus", "while_loop"]
 

@@ -29,11 +29,11 @@ import numpy as np
 
 from pathways import _jaxlib, errors
 from pathways.compiler import donation
+from pathways.compiler.added_primitives.transfers import transfer
 from pathways.compiler.control.counting import counted_body, renamed
 from pathways.compiler.control.exchanging import add_exchange
 from pathways.compiler.control.splicing import Home, Whole, home_of, padded, sent_before
 from pathways.compiler.control.unrolling import operations, stack
-from pathways.compiler.groups import ancestors, cheap_constants
 from pathways.compiler.inlining import Inliner
 from pathways.compiler.ir import (
     MOST_CASES,
@@ -45,7 +45,7 @@ from pathways.compiler.ir import (
     PipelineInfo,
     Predicate,
 )
-from pathways.compiler.primitives import transfer
+from pathways.compiler.partition.groups import ancestors, cheap_constants
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 from pathways.compiler.trace import Argument, Traced
 

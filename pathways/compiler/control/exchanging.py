@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways import _jaxlib, errors
+from pathways.compiler.added_primitives.exchange import permute_p
 from pathways.compiler.control.splicing import Home, Whole
-from pathways.compiler.exchange import permute_p
 from pathways.compiler.ir import ArrayType, Exchange, MeshSpec, NodeKind
 from pathways.compiler.steps import Step
 

@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from pathways import errors
 from pathways.compiler import pipeline_spec
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.groups import plain_slices
 from pathways.compiler.ir import Phase, PipelineInfo
 from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import Options
+from pathways.compiler.partition.groups import plain_slices
 from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
 from pathways.compiler.schedule.costs import counted
 from pathways.compiler.schedule.doubts import Doubt

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from pathways import _jaxlib
-from pathways.compiler.fan_out import add_many_p
+from pathways.compiler.added_primitives.fan_out import add_many_p
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
 from pathways.compiler.schedule.labels import Pipeline

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from pathways import _jaxlib
 from pathways.api.programs.while_loop import while_loop
+from pathways.compiler.added_primitives.grouped_blocks import over_blocks
 from pathways.compiler.closures import ClosedOver, Place, lift
-from pathways.compiler.grouped_blocks import over_blocks
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import device_put

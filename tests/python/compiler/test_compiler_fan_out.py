@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways.compiler.fan_out import add_many, fan_out
+from pathways.compiler.added_primitives.fan_out import add_many, fan_out
 
 TREE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32(2), "n": np.int32(3)}
 

@@ -22,7 +22,7 @@ from jax.interpreters import mlir
 
 from pathways import errors
 from pathways.api.programs.while_loop import while_loop
-from pathways.compiler.exchange import exchange
+from pathways.compiler.added_primitives.exchange import exchange
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from reference import run
 
 from pathways import errors
-from pathways.compiler.exchange import Exchanged, exchange
+from pathways.compiler.added_primitives.exchange import Exchanged, exchange
 from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction

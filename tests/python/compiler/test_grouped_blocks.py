@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways.compiler.grouped_blocks import over_blocks
+from pathways.compiler.added_primitives.grouped_blocks import over_blocks
 
 GROUPS, BLOCKS, ROWS, WIDTH, HIDDEN = 3, 6, 2, 5, 7
 #: Of each group where its blocks end.

@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 from pipeline_cases import around, fori_inside, inside, layer, network, scan_around, sliced, slices, square
 from reference import Reference
 
-from pathways.compiler import kinds, lower, parts
+from pathways.compiler import kinds, parts
 from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.partition import lower
 from pathways.compiler.pipeline import compile_traced, forget_compiled
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import device_put, trace

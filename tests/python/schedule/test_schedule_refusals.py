@@ -10,7 +10,7 @@ import pytest
 from pipeline_cases import around, compiled, follows, inside, layer, network, placed_network, slices, square
 
 from pathways import errors
-from pathways.compiler import lower
+from pathways.compiler.partition import lower
 from pathways.compiler.placed import TaggedFunction as placed
 
 

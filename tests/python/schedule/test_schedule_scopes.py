@@ -28,8 +28,9 @@ from pipeline_cases import (
 from reference import Reference
 
 from pathways import _jaxlib, errors
-from pathways.compiler import bodies, pipeline, pipeline_spec
+from pathways.compiler import pipeline, pipeline_spec
 from pathways.compiler.ir import NodeKind, Phase
+from pathways.compiler.partition import bodies
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.pipeline_spec import PipelineSpec
 from pathways.compiler.placed import TaggedFunction as placed

@@ -20,7 +20,7 @@ from typing import Any
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
-from pathways.compiler.meshes import check
+from pathways.compiler.partition.meshes import check
 from pathways.compiler.parts import Cut, cut_of, is_cut
 from pathways.compiler.trace import Argument
 

@@ -18,8 +18,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from pathways import _jaxlib, errors
 from pathways.compiler import specs
+from pathways.compiler.added_primitives.transfers import transfer_p
 from pathways.compiler.ir import MeshSpec
-from pathways.compiler.primitives import transfer_p
 from pathways.compiler.specs import slice_mesh
 
 _CALLED = {"sharding_constraint": "jax.lax.with_sharding_constraint", "shard_map": "jax.shard_map", "jit": "jax.jit"}

@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
 from pathways import _jaxlib, errors
-from pathways.compiler.loops import Form, arguments_of, bounded, loop_p, reached, results_of, traced
+from pathways.compiler.added_primitives.loops import Form, arguments_of, bounded, loop_p, reached, results_of, traced
 
 _KEPT = 512  # derivatives of bodies; then JAX finds the loops made of them again, and does not compile them anew
 

@@ -16,8 +16,8 @@ import numpy as np
 from pathways import _jaxlib
 from pathways.compiler import specs
 from pathways.compiler.flatten import FlatProgram, Step
-from pathways.compiler.groups import Group
 from pathways.compiler.ir import MeshSpec
+from pathways.compiler.partition.groups import Group
 
 _callbacks = itertools.count(1)  # numbers of this process's callbacks
 

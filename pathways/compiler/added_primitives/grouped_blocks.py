@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
 from pathways import _jaxlib, errors
+from pathways.compiler.added_primitives.loop_rules import derivative_of, is_real, is_zero, no_tangent
+from pathways.compiler.added_primitives.loops import arguments_of, reached, results_of, traced
 from pathways.compiler.control.unrolling import empty
-from pathways.compiler.loop_rules import derivative_of, is_real, is_zero, no_tangent
-from pathways.compiler.loops import arguments_of, reached, results_of, traced
 
 _KEPT = 512  # transposes; then JAX finds the calls made of them again, and does not compile them anew
 

@@ -20,12 +20,12 @@ from typing import Any
 from pathways import _jaxlib, errors
 from pathways._jaxlib import func, ir, sdy
 from pathways.compiler import kinds, specs
-from pathways.compiler.bodies import Bodies, Body
 from pathways.compiler.flatten import FlatProgram, StepKind
-from pathways.compiler.groups import Group, group
 from pathways.compiler.ir import Label, MeshSpec, Spec
 from pathways.compiler.kinds import Kinds
 from pathways.compiler.options import Options
+from pathways.compiler.partition.bodies import Bodies, Body
+from pathways.compiler.partition.groups import Group, group
 from pathways.compiler.parts import Cut
 from pathways.compiler.trace import Traced
 

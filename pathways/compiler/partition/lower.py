@@ -11,11 +11,11 @@ from pathways import _jaxlib, errors
 from pathways._jaxlib import ir
 from pathways.compiler import donation
 from pathways.compiler.building import Builder
-from pathways.compiler.emit import Emitted
 from pathways.compiler.flatten import FlatProgram, StepKind
 from pathways.compiler.ir import ArrayType, HostFunction, LogicalProgram, PipelineInfo
-from pathways.compiler.partitioned import Partitioned, text_of
-from pathways.compiler.partitioned import read_partitioned as read_partitioned
+from pathways.compiler.partition.emit import Emitted
+from pathways.compiler.partition.partitioned import Partitioned, text_of
+from pathways.compiler.partition.partitioned import read_partitioned as read_partitioned
 from pathways.compiler.trace import Traced
 from pathways.compiler.unfolding import NotUnfolded, Unfolding
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways._jaxlib import ir
-from pathways.compiler import types
-from pathways.compiler.emit import Emitted, symbol
 from pathways.compiler.flatten import StepKind
+from pathways.compiler.partition import types
+from pathways.compiler.partition.emit import Emitted, symbol
 
 #: Arrays of more elements are elided in `mpmd_text` and `ifrt_text`.
 _TEXT_ELEMENTS = 32
