@@ -72,7 +72,8 @@ void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes
     return;
   }
   if (const auto composite = loops_.composites().find(record.plan); composite != nullptr) {
-    loops_.begin(client, bytes, composite, deadlines_.too_late(bytes));
+    loops_.begin(client, bytes, composite);
+    if (client.loop != 0) deadlines_.watch(client, bytes, DeadlineHeap::kHeld, client.loop);
     return;
   }
   client.credits.run_admitted();

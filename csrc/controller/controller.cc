@@ -35,7 +35,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
       composites_(ledger_, grants_.sequencer()),
       loops_(composites_, clients_, ledger_, shares_, grants_, hosts_, stats_),
-      deadlines_(clients_, ledger_, grants_, stats_),
+      deadlines_(clients_, ledger_, grants_, loops_, stats_),
       queue_(options_, clients_, ledger_, shares_, grants_, deadlines_, loops_, stats_),
       inbox_(options_, block->ready_bitmap, mailbox_, hosts_, clients_, ledger_, shares_, grants_, queue_, stats_),
       recovery_(hosts_, clients_, ledger_, grants_, loops_, queue_, inbox_) {}
@@ -370,7 +370,7 @@ uint32_t Controller::step() {
 }
 
 uint32_t Controller::advance_loops() {
-  const uint32_t done = loops_.pass_deadlines(options_.clock) + loops_.advance();
+  const uint32_t done = loops_.advance();
   for (const uint32_t id : loops_.take_ordered()) {
     if (ClientState* client = clients_.find(id)) queue_.go_on(*client);
   }

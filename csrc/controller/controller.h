@@ -163,9 +163,7 @@ class Controller {
   bool is_idle() const;
   /// The time, by the controller's clock, at which `step` has work although nobody rings: the next deadline;
   /// INT64_MAX: none.
-  int64_t next_deadline_ns() const {
-    return std::min(loops_.next_ns(), deadlines_.empty() ? INT64_MAX : deadlines_.next_ns());
-  }
+  int64_t next_deadline_ns() const { return deadlines_.next_ns(); }
 
  private:
   /// Runs `mail` on the stepping thread, and returns what it returns, or throws what it throws.

@@ -27,7 +27,8 @@ class DeadlineHeap {
     int64_t at_ns = 0;      ///< by the controller's clock
     uint64_t order = 0;     ///< of the run; by then, its entry may belong to another run
     uint64_t tag = 0;       ///< the client's own number of the run
-    EntryId entry = kHeld;  ///< kHeld: the run was held for memory when the deadline was set
+    EntryId entry = kHeld;  ///< kHeld: the run was held for memory when the deadline was set, or is of a composite
+    uint64_t loop = 0;      ///< the number of the composite that the run has begun; 0: none
     uint32_t client = 0;
     std::string text;
     std::vector<uint64_t> results;  ///< handles of the run's results

@@ -15,13 +15,14 @@ std::string Deadlines::too_late(std::span<const std::byte> run) const {
          " was not over by its deadline";
 }
 
-void Deadlines::watch(const ClientState& client, std::span<const std::byte> bytes, EntryId id) {
+void Deadlines::watch(const ClientState& client, std::span<const std::byte> bytes, EntryId id, uint64_t loop) {
   const int64_t at_ns = deadline_of(bytes);
   if (at_ns == 0) return;
   DeadlineHeap::Item item;
   item.at_ns = at_ns;
   item.tag = read_record<RunRecord>(bytes).tag;
   item.entry = id;
+  item.loop = loop;
   item.client = client.id;
   item.text = too_late(bytes);
   if (id != DeadlineHeap::kHeld) item.order = grants_.entry(id).order;
@@ -30,6 +31,7 @@ void Deadlines::watch(const ClientState& client, std::span<const std::byte> byte
 }
 
 bool Deadlines::is_over(const DeadlineHeap::Item& item) const {
+  if (item.loop != 0) return !loops_.may_end(item.loop);
   if (item.entry == DeadlineHeap::kHeld) {
     const ClientState* client = clients_.find(item.client);
     if (client == nullptr) return true;
@@ -49,6 +51,11 @@ uint32_t Deadlines::pass(AdmissionQueue& queue, int64_t now) {
 }
 
 void Deadlines::pass(const DeadlineHeap::Item& item, AdmissionQueue& queue) {
+  if (item.loop != 0) {
+    ++stats_.late;
+    loops_.end(item.loop, item.text, kFailedByDeadline);
+    return;
+  }
   ClientState* const client = clients_.find(item.client);
   if (client == nullptr) return;  // the client is gone, so nobody is notified
   if (item.entry == DeadlineHeap::kHeld) {

@@ -21,6 +21,7 @@
 #include "dispatch/grants.h"
 #include "ledger/clients.h"
 #include "ledger/memory_ledger.h"
+#include "loops/loops.h"
 
 namespace pathways {
 
@@ -28,15 +29,17 @@ class AdmissionQueue;
 
 class Deadlines {
  public:
-  Deadlines(Clients& clients, const MemoryLedger& ledger, Grants& grants, ControllerStats& stats)
-      : clients_(clients), ledger_(ledger), grants_(grants), stats_(stats) {}
+  Deadlines(Clients& clients, const MemoryLedger& ledger, Grants& grants, Loops& loops, ControllerStats& stats)
+      : clients_(clients), ledger_(ledger), grants_(grants), loops_(loops), stats_(stats) {}
 
   bool empty() const { return heap_.empty(); }
-  /// The next deadline. Call it only when there is one.
-  int64_t next_ns() const { return heap_.next_ns(); }
+  /// The next deadline, by the controller's clock; INT64_MAX: there is none.
+  int64_t next_ns() const { return heap_.empty() ? INT64_MAX : heap_.next_ns(); }
 
   /// Notes the deadline of a run, if it has one. Called when the run is ordered, and earlier too when the run is held.
-  void watch(const ClientState& client, std::span<const std::byte> record, EntryId id = DeadlineHeap::kHeld);
+  /// `loop`: the composite that the run has begun, which has no entry of its own.
+  void watch(const ClientState& client, std::span<const std::byte> record, EntryId id = DeadlineHeap::kHeld,
+             uint64_t loop = 0);
   /// Fails the runs whose deadline has passed; held ones through `queue`. Returns the number of deadlines that passed.
   uint32_t pass(AdmissionQueue& queue, int64_t now);
   /// The error text for whatever depends on a late run on the hosts; the client itself has a better text.
@@ -51,6 +54,7 @@ class Deadlines {
   Clients& clients_;
   const MemoryLedger& ledger_;
   Grants& grants_;
+  Loops& loops_;
   ControllerStats& stats_;
   DeadlineHeap heap_;
 };

@@ -24,7 +24,7 @@ bool is_wanted(std::span<const std::byte> run, uint32_t result) {
 // ---------------------------------------------------------------------------------------------------------- ordered
 
 void Loops::begin(ClientState& client, std::span<const std::byte> bytes,
-                  const std::shared_ptr<const Composite>& composite, std::string late) {
+                  const std::shared_ptr<const Composite>& composite) {
   const auto record = read_record<RunRecord>(bytes);
   if (record.arguments != composite->arguments || !composites_.is_whole(*composite)) {
     clients_.fault(client, "a run of composite '" + composite->name +
@@ -49,8 +49,6 @@ void Loops::begin(ClientState& client, std::span<const std::byte> bytes,
   loop.client = client.id;
   loop.record.assign(bytes.begin(), bytes.end());
   loop.memory = ledger_.share_memory_of(record.plan);
-  loop.deadline_ns = deadline_of(bytes);
-  loop.late = std::move(late);
   loop.is_made.resize(record.results);
   for (const uint32_t position : composite->donated) {
     const BlockId block = ledger_.take_block(client, Handle{arguments[position]});
@@ -62,7 +60,7 @@ void Loops::begin(ClientState& client, std::span<const std::byte> bytes,
   loops_.emplace(loop.number, std::move(made));
 }
 
-Loops::Loop* Loops::find(uint64_t number) {
+Loops::Loop* Loops::find(uint64_t number) const {
   const auto found = loops_.find(number);
   return found == loops_.end() ? nullptr : found->second.get();
 }
@@ -253,7 +251,7 @@ void Loops::end(Loop& loop, std::string_view text, uint16_t detail) {
     shares_.withdraw(client->id);
     close(loop);
   }
-  loop.deadline_ns = 0;
+  loop.has_ended = true;
   ready_.push_back(loop.number);
 }
 
@@ -267,27 +265,9 @@ bool Loops::cancel(const ClientState& client, uint64_t tag, std::string_view tex
   return false;
 }
 
-int64_t Loops::next_ns() const {
-  int64_t next = INT64_MAX;
-  for (const auto& [number, loop] : loops_) {
-    if (loop->deadline_ns != 0) next = std::min(next, loop->deadline_ns);
-  }
-  return next;
-}
-
-uint32_t Loops::pass_deadlines(Clock clock) {
-  const int64_t next = next_ns();
-  if (next == INT64_MAX) return 0;
-  const int64_t now = clock();
-  uint32_t done = 0;
-  for (const auto& [number, loop] : loops_) {
-    if (now < next) break;
-    if (loop->deadline_ns == 0 || loop->deadline_ns > now) continue;
-    ++stats_.late;
-    ++done;
-    end(*loop, loop->late, kFailedByDeadline);
-  }
-  return done;
+bool Loops::may_end(uint64_t number) const {
+  const Loop* loop = find(number);
+  return loop != nullptr && !loop->has_ended;
 }
 
 void Loops::hosts_lost(std::string_view text) {
@@ -301,8 +281,7 @@ void Loops::client_gone(uint32_t client) {
   for (const auto& [number, loop] : loops_) {
     if (loop->client != client) continue;
     for (const BlockId block : std::exchange(loop->blocks, {})) ledger_.release_block(block);
-    loop->is_ordered = true;
-    loop->deadline_ns = 0;
+    loop->is_ordered = loop->has_ended = true;
     ready_.push_back(number);
   }
   composites_.forget_client(client);

@@ -70,20 +70,18 @@ class Loops {
   void forget_composite(std::span<const std::byte> command) {
     composites_.forget(static_cast<uint32_t>(read_record<CommandRecord>(command).token));
   }
-  /// Begins a composite that is admitted, valid and not misplaced. `late`: the error text when its deadline passes.
-  /// Its client is evicted when one of its plans is gone, or it has another number of arguments.
-  void begin(ClientState& client, std::span<const std::byte> record, const std::shared_ptr<const Composite>& composite,
-             std::string late);
+  /// Begins a composite that is admitted, valid and not misplaced; `ClientState::loop` is its number then. Its client is
+  /// evicted instead when one of its plans is gone, or it has another number of arguments.
+  void begin(ClientState& client, std::span<const std::byte> record, const std::shared_ptr<const Composite>& composite);
   /// Orders what may be ordered now. Returns how many things were done.
   uint32_t advance();
   /// SHARE-2: the next run of the client's composite may enter. Returns how many things were done.
   uint32_t advance(const ClientState& client);
   /// Ends the client's composite with this tag; false: there is none.
   bool cancel(const ClientState& client, uint64_t tag, std::string_view text);
-  /// Ends those whose deadline has passed. Returns their number.
-  uint32_t pass_deadlines(Clock clock);
-  /// The next deadline, by the controller's clock; INT64_MAX: there is none.
-  int64_t next_ns() const;
+  /// DEAD-1: whether a composite with this number is there, and has not ended before its last run; and ends such a one.
+  bool may_end(uint64_t number) const;
+  void end(uint64_t number, std::string_view text, uint16_t detail) { end(*find(number), text, detail); }
   /// Some hosts are lost: ends the composites that need them.
   void hosts_lost(std::string_view text);
   void client_gone(uint32_t client);
@@ -105,11 +103,10 @@ class Loops {
     std::shared_ptr<const PlanMemory> memory;
     uint64_t admitted = 0;        ///< the number of its admission
     std::vector<BlockId> blocks;  ///< of its donated arguments
-    int64_t deadline_ns = 0;      ///< 0: none
-    std::string late;
     uint32_t in_flight = 0;
     EntryId deciding = 0;            ///< while the walk waits: the run that decides
     bool is_ordered = false;         ///< all its runs are, or it has ended
+    bool has_ended = false;          ///< before its last run
     std::vector<bool> is_made;       ///< by result: a run that makes it has its place and was not dropped
     std::vector<uint64_t> leftover;  ///< donated arguments that a run took which did not go to all hosts
   };
@@ -121,7 +118,7 @@ class Loops {
   void over(Loop& loop);
   void release(ClientState& client, const Composite& composite, std::vector<uint64_t> handles);
   void send(ClientState& client, GroupId group, std::span<const std::byte> command);
-  Loop* find(uint64_t number);
+  Loop* find(uint64_t number) const;
 
   Composites& composites_;
   Clients& clients_;
