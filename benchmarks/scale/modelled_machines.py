@@ -4,7 +4,7 @@ One process stands for all machines of `benchmarks.scale.agents`. Each machine h
 connections, a tunnel for gRPC, the session of its agent, and the sessions of its hosts, as pathways/agent and
 pathways/host have them. What is modelled: hosts are no processes, their devices compute nothing (`ModelledHost`), and
 programs are planned, but not compiled. One event loop serves all, because the machines share the cores with the
-controller that is measured.
+controller that is measured. One more thread serves their sockets (pathways/transport).
 
 It answers "prepare", which trades a token for the certificates; "dial", after which the machines join; "stats".
 """
@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -26,7 +27,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from benchmarks.scale.nonblocking import Stream, Tunnels, dial, pump
 from pathways import _native, errors
 from pathways.agent.island import config_of
 from pathways.plan.binding import BoundProgram, HostPlan, host_plan
@@ -38,7 +38,10 @@ from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
 from pathways.protocol.serialization import dump, load_program
-from pathways.trust import join
+from pathways.transport.connection import Connection, Pair, delivering
+from pathways.transport.loop import Loop
+from pathways.transport.tunnels import TunnelServer
+from pathways.trust import Credentials, dial_answered, join
 
 #: As pathways/agent: a link says something so often; an agent dials again after so long; the ring to other machines.
 _HEARTBEAT_S, _RETRY_S, _FAR_RING_BYTES = 0.5, 1.0, 1 << 20
@@ -251,15 +254,16 @@ class Site:
     hosts: int
     devices_per_host: int
     programs: Programs
+    sockets: Loop
 
 
 class Machine:
     """One modelled machine: what an agent's process does, see pathways/agent/main.py."""
 
-    def __init__(self, site: Site, name: str, context: Any) -> None:
+    def __init__(self, site: Site, name: str, credentials: Credentials) -> None:
         self._site = site
         self._name = name
-        self._dial = functools.partial(dial, site.address, context)
+        self._dial = functools.partial(dial_answered, site.address, credentials)
         self._path = os.path.join(site.directory, f"{name}.sock")
         self._island: Island | None = None
         self.begun_again: list[str] = []  # why, each time
@@ -281,7 +285,8 @@ class Machine:
     async def _serve(self) -> str:
         """Serves one controller until the link breaks; returns why it did."""
         async with contextlib.AsyncExitStack() as stack:
-            (_, sending), welcome = await self._dial(
+            sending, welcome = await asyncio.to_thread(
+                self._dial,
                 "link-up",
                 hosts=self._site.hosts,
                 devices_per_host=self._site.devices_per_host,
@@ -291,9 +296,9 @@ class Machine:
                 ports=[_PORT] * self._site.hosts,
                 island=None,
             )
-            stack.callback(sending.transport.abort)
-            (arriving, receiving), _ = await self._dial("link-down", session=welcome["session"])
-            stack.callback(receiving.transport.abort)
+            stack.callback(sending.close)
+            receiving, _ = await asyncio.to_thread(self._dial, "link-down", session=welcome["session"])
+            stack.callback(receiving.close)
             reports: asyncio.Queue[pb_agent.AgentReport] = asyncio.Queue()
             hub = _native.LinkHub()
             native = hub.open_link(False)
@@ -306,21 +311,18 @@ class Machine:
                 lambda **what: reports.put_nowait(pb_agent.AgentReport(**what)),
             )
             stack.callback(island.end)
-            link = _LinkEnd(native, sending, island.step)
+            link = _LinkEnd(native, self._site.sockets, sending, receiving, island.step)
+            stack.callback(link.close)
             beats = stack.enter_context(_task(link.beat()))
-            tunnels = Tunnels(self._path, self._control)
+            tunnels = TunnelServer(self._site.sockets, self._path, lambda: self._dial("control")[0])
+            stack.callback(os.unlink, self._path)
             stack.callback(tunnels.close)
-            await tunnels.listen()
             session = stack.enter_context(_task(self._converse(welcome["session"], island, reports)))
-            link_down = stack.enter_context(_task(pump(arriving, link.deliver)))
-            done, _ = await asyncio.wait((session, link_down, beats), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((session, link.broken, beats), return_when=asyncio.FIRST_COMPLETED)
             first = done.pop()
             if first is session:
                 return f"the session is over: {first.exception() or 'the controller ended it'}"
             return str(first.exception() or first.result())
-
-    async def _control(self) -> Stream:
-        return (await self._dial("control"))[0]
 
     async def _converse(self, token: str, island: Island, reports: asyncio.Queue[pb_agent.AgentReport]) -> None:
         async with grpc.aio.insecure_channel(f"unix:{self._path}", options=wire.LINKED_OPTIONS) as channel:
@@ -354,26 +356,43 @@ def _task(work: Coroutine[Any, Any, Any]) -> Iterator[asyncio.Task[Any]]:
 class _LinkEnd:
     """A machine's end of its link. What arrives is delivered, the hosts do it, and what they say goes out at once."""
 
-    def __init__(self, link: _native.MachineLink, sending: asyncio.StreamWriter, step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: _native.MachineLink,
+        sockets: Loop,
+        sending: socket.socket,
+        receiving: socket.socket,
+        step: Callable[[], None],
+    ) -> None:
         self._link = link
         self._step = step
-        self._out = sending
+        loop = asyncio.get_running_loop()
+        self.broken: asyncio.Future[str] = loop.create_future()  # why
+        self._ends = Pair(lambda why: loop.call_soon_threadsafe(self.broken.set_result, why))
 
-    def deliver(self, data: bytes) -> None:
-        """Takes what arrived. Raises ValueError or RuntimeError where it breaks the protocol."""
-        self._link.deliver(memoryview(data))
-        self._work()
+        def deliver(data: memoryview) -> None:
+            link.deliver(data)
+            loop.call_soon_threadsafe(self._work)
+
+        self._out = Connection(sockets, sending, self._ends.ended)
+        self._ends.start(
+            self._out, Connection(sockets, receiving, self._ends.ended, parse=delivering(sockets, deliver))
+        )
+
+    def close(self) -> None:
+        """Ends it."""
+        self._ends.close()
 
     async def beat(self) -> None:
         """Works also when nothing arrives: a link that says nothing is taken for broken."""
-        while not self._out.is_closing():
+        while True:
             self._work()
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _work(self) -> None:
         self._step()
-        while not self._out.transport.get_write_buffer_size() and (count := self._link.collect(_BUFFER)):
-            self._out.write(bytes(_BUFFER[:count]))
+        while not self._out.kept_bytes and (count := self._link.collect(_BUFFER)):
+            self._out.send(_BUFFER[:count])
 
 
 async def _outgoing(reports: asyncio.Queue[Any]) -> AsyncIterator[Any]:
@@ -386,6 +405,7 @@ class Machines:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._sockets = Loop()
         self._directory = tempfile.TemporaryDirectory(prefix="pathways-machines-")
         self._machines: list[Machine] = []
         self._tasks: list[Any] = []
@@ -393,10 +413,10 @@ class Machines:
 
     def prepare(self, address: str, token: str, count: int, hosts: int, devices_per_host: int) -> None:
         """Gets a certificate for each machine."""
-        site = Site(address, self._directory.name, hosts, devices_per_host, Programs())
+        site = Site(address, self._directory.name, hosts, devices_per_host, Programs(), self._sockets)
         for number in range(count):
             name = f"modelled{number}"
-            self._machines.append(Machine(site, name, join(address, token, name).client_context()))
+            self._machines.append(Machine(site, name, join(address, token, name)))
 
     def dial(self) -> float:
         """Lets all machines dial at once. Returns the time of that (`time.monotonic`)."""

@@ -53,14 +53,16 @@ void register_link(py::module_& m) {
             return MachineLink::open(hub, end, monotonic_ns, pool);
           },
           "is_home"_a, "pool"_a = nullptr, py::keep_alive<0, 1>(),
-          "A new link to a machine with hosts, or, if not `is_home`, to the controller's. `pool`, at home only: its "
-          "sender collects from the link.")
+          "A new link to a machine with hosts, or, if not `is_home`, to the controller's. `pool`: its sender collects "
+          "from the link.")
       .def(
           "open_client_link",
-          [](LinkHub& hub, Segment& twin, Segment& bell, Segment& status) {
-            return std::make_shared<ClientLinkAtHome>(hub, own(twin), own(bell), own(status));
+          [](LinkHub& hub, Segment& twin, Segment& bell, Segment& status, const std::shared_ptr<LinkPool>& pool) {
+            auto link = std::make_shared<ClientLinkAtHome>(hub, own(twin), own(bell), own(status));
+            link->join(pool);
+            return link;
           },
-          "twin"_a, "bell_segment"_a, "status_segment"_a, py::keep_alive<0, 1>(),
+          "twin"_a, "bell_segment"_a, "status_segment"_a, "pool"_a, py::keep_alive<0, 1>(),
           "A new link to a client on another machine. `twin`: a fresh client's segment, which stands for the "
           "client's.");
 
@@ -79,10 +81,10 @@ void register_link(py::module_& m) {
               found = pool.collect(bytes_of(info));
             }
             if (!found) return std::nullopt;
-            return py::make_tuple(found->slot, found->bytes, found->error);
+            return py::make_tuple(std::move(found->link), found->bytes, found->error);
           },
           "out"_a, "seconds"_a,
-          "Writes what the next link has into the buffer: (its slot, the bytes written, why it is broken). None: no "
+          "Writes what the next link has into the buffer: (the link, the bytes written, why it is broken). None: no "
           "link had anything for so long, or `wake` was called.")
       .def("wake", &LinkPool::wake, "Makes `collect` return.")
       .def("pause", &LinkPool::pause, "slot"_a, "The link is not asked until `resume`.")
@@ -112,10 +114,12 @@ void register_link(py::module_& m) {
                                                                         "See client_link_at_home.h.");
   py::class_<ClientLinkAtClient, Link, std::shared_ptr<ClientLinkAtClient>>(m, "ClientLinkAtClient",
                                                                             "See client_link_at_client.h.")
-      .def(py::init([](Segment& client, Segment& bell, Segment& status) {
-             return std::make_shared<ClientLinkAtClient>(own(client), own(bell), StatusBlock::attach(status));
+      .def(py::init([](Segment& client, Segment& bell, Segment& status, const std::shared_ptr<LinkPool>& pool) {
+             auto link = std::make_shared<ClientLinkAtClient>(own(client), own(bell), StatusBlock::attach(status));
+             link->join(pool);
+             return link;
            }),
-           "client_segment"_a, "bell_segment"_a, "status_segment"_a, py::keep_alive<1, 4>(),
+           "client_segment"_a, "bell_segment"_a, "status_segment"_a, "pool"_a, py::keep_alive<1, 4>(),
            "A new link to the controller's machine, for a client of this one. Raises ValueError for wrong segments.")
       .def("fail", &ClientLinkAtClient::fail, "why"_a, "Tells the client that the cluster is gone.");
   link.def(
@@ -126,10 +130,6 @@ void register_link(py::module_& m) {
           },
           "out"_a, "Writes what is ready into the buffer; returns the bytes written.")
       .def(
-          "wait",
-          [](Link& link, double seconds) { link.wait(std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9))); },
-          "seconds"_a, py::call_guard<py::gil_scoped_release>(), "Sleeps until something may be ready.")
-      .def(
           "deliver",
           [](Link& link, const py::buffer& in) {
             const py::buffer_info info = in.request();
@@ -138,10 +138,9 @@ void register_link(py::module_& m) {
             link.deliver(bytes_of(info));
           },
           "data"_a, "Takes bytes of the other end. Raises ValueError or RuntimeError when it broke the protocol.")
-      .def("wake", &Link::wake, "Makes `wait` return.")
+      .def("wake", &Link::wake, "Makes the pool ask this link.")
       .def_property_readonly("slot", &Link::slot, "Its number in its pool.")
-      .def("close", &Link::close, py::call_guard<py::gil_scoped_release>(),
-           "Ends the link. Neither thread may be in a call.")
+      .def("close", &Link::close, py::call_guard<py::gil_scoped_release>(), "Ends the link.")
       .def("stats", [](Link& link) {
         const Link::Stats now = link.stats();
         return py::dict("bytes_out"_a = now.bytes_out, "bytes_in"_a = now.bytes_in, "records_out"_a = now.records_out,

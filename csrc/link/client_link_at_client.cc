@@ -1,11 +1,14 @@
 #include "link/client_link_at_client.h"
 
+#include <unistd.h>
+
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
 #include "link/link_hub.h"
+#include "link/link_pool.h"
 
 namespace pathways {
 namespace {
@@ -22,8 +25,12 @@ ClientLinkAtClient::ClientLinkAtClient(Segment client, Segment bell, StatusBlock
       status_(status),
       records_(view_.from_client()),
       cancels_(view_.cancels()),
-      to_client_(view_.to_client(), &view_.futures().doorbell()) {
-  add_bell(&BellBlock::attach(bell_segment_)->doorbell, nullptr);
+      to_client_(view_.to_client(), &view_.futures().doorbell()) {}
+
+void ClientLinkAtClient::joined() {
+  auto mapped = std::make_shared<Segment>(Segment::attach(::dup(bell_segment_.fd())));  // the pool's own
+  DoorbellWord* bell = &BellBlock::attach(*mapped)->doorbell;
+  pool_->add_bell(slot_, bell, std::move(mapped));
 }
 
 void ClientLinkAtClient::fail(std::string_view why) {

@@ -32,6 +32,7 @@ class ClientLinkAtClient final : public Link {
   void fail(std::string_view why);
 
  private:
+  void joined() override;
   void send_records(FrameWriter& to) override;
   bool read_block(const Block& block, std::span<std::byte> out) override;
   void sent(const Block& block) override;

@@ -1,5 +1,7 @@
 #include "link/client_link_at_home.h"
 
+#include <unistd.h>
+
 #include <cstring>
 #include <string>
 #include <utility>
@@ -7,6 +9,7 @@
 
 #include "base/status.h"
 #include "link/lent_blocks.h"
+#include "link/link_pool.h"
 
 namespace pathways {
 namespace {
@@ -28,7 +31,12 @@ ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Seg
   records_ = Outbox(block->ring_to_controller(), controller);
   cancels_ = Outbox(block->ring_of_cancels(), controller);
   inbox_ = block->ring_from_controller()->claim_consumer();
-  add_bell(&view_.futures().doorbell(), nullptr);
+}
+
+void ClientLinkAtHome::joined() {
+  auto mapped = std::make_shared<Segment>(Segment::attach(::dup(blocks_.segment().fd())));  // the pool's own
+  DoorbellWord* bell = &ClientView(*mapped).futures().doorbell();
+  pool_->add_bell(slot_, bell, std::move(mapped));
 }
 
 // ---------------------------------------------------------------------------------------------------------- collect

@@ -31,6 +31,7 @@ class ClientLinkAtHome final : public Link {
   ~ClientLinkAtHome() override { close(); }
 
  private:
+  void joined() override;
   void send_records(FrameWriter& to) override;
   bool precede(std::span<const std::byte> frame, FrameWriter& to) override;
   bool read_block(const Block& block, std::span<std::byte> out) override;

@@ -12,13 +12,12 @@ namespace {
 
 constexpr int64_t kPingNs = 1'000'000'000;
 constexpr int64_t kLookNs = 5'000'000;               ///< between two looks for memory that is free again
-constexpr int64_t kOverflowLookNs = 200'000;         ///< between two tries to put what was delivered into a full ring
 constexpr int64_t kTripCountsNs = 30'000'000'000;    ///< for how long the shortest round trip tells the clocks apart
 constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is silent for so long is gone
 
 }  // namespace
 
-Link::Link(Clock clock, bool is_home) : clock_(clock), is_home_(is_home), bells_(&bell_) { heard_at_ns_ = clock_(); }
+Link::Link(Clock clock, bool is_home) : clock_(clock), is_home_(is_home) { heard_at_ns_ = clock_(); }
 
 void Link::refuse(const std::string& why) { throw Error(Status::kInvalid, "a link brought " + why); }
 
@@ -28,8 +27,6 @@ size_t Link::collect(std::span<std::byte> out) {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return 0;
   if (out.size() < kMostFrame) throw Error(Status::kInvalid, "a link collects into at least 1 MiB");
-  apply_bells();
-  bells_.draw();
   if (has_overflow_) has_overflow_ = flush();
   FrameWriter to(out);
   const int64_t now = clock_();
@@ -47,32 +44,21 @@ size_t Link::collect(std::span<std::byte> out) {
 }
 
 void Link::wake() {
-  if (pool_ != nullptr) {
-    pool_->mark(slot_);
-  } else {
-    bell_.ring();
-  }
+  if (pool_ != nullptr) pool_->mark(slot_);
 }
 
 void Link::join(std::shared_ptr<LinkPool> pool) {
   slot_ = pool->add(shared_from_this());
   pool_ = std::move(pool);
+  joined();
   wake();
 }
 
-bool Link::waits_for_room() {
+std::chrono::nanoseconds Link::again_in() {
   const std::lock_guard lock(mutex_);
-  return has_overflow_ && !is_closed_;
-}
-
-void Link::wait(std::chrono::nanoseconds timeout) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_closed_) return;
-    if (has_overflow_) timeout = std::min(timeout, std::chrono::nanoseconds(kOverflowLookNs));
-    if (must_look_soon()) timeout = std::min(timeout, std::chrono::nanoseconds(kLookNs));
-  }
-  (void)bells_.wait(timeout, SpinPolicy::adaptive());
+  if (is_closed_) return std::chrono::nanoseconds::max();
+  if (has_overflow_) return std::chrono::nanoseconds(0);
+  return must_look_soon() ? std::chrono::nanoseconds(kLookNs) : std::chrono::nanoseconds::max();
 }
 
 bool Link::precede(std::span<const std::byte>, FrameWriter&) { return true; }
@@ -225,30 +211,14 @@ void Link::keep(Outbox& box, std::span<const std::byte> bytes) {
 
 // -------------------------------------------------------------------------------------------------------------- life
 
-void Link::apply_bells() {
-  for (Bell& bell : bells_to_add_) {
-    bells_.add(bell.word);
-    rung_.push_back(std::move(bell));
-  }
-  bells_to_add_.clear();
-  for (const Bell& bell : bells_to_remove_) {
-    bells_.remove(bell.word);
-    rung_.erase(std::ranges::find_if(rung_, [&](const Bell& each) { return each.word == bell.word; }));
-  }
-  bells_to_remove_.clear();
-}
-
 void Link::close() {
   {
     const std::lock_guard lock(mutex_);
     if (is_closed_) return;
     is_closed_ = true;
-    apply_bells();
     forget();
   }
   if (pool_ != nullptr) pool_->remove(slot_);
-  for (const Bell& bell : rung_) bells_.remove(bell.word);
-  rung_.clear();
 }
 
 Link::Stats Link::stats() {

@@ -1,10 +1,8 @@
 /// Link: one end of the connection between two machines. It moves records between the rings of this machine and the
 /// bytes of the connection, so that controllers, hosts and clients use rings and futures as if all were on one machine.
 ///
-///   sender thread     n = link.collect(buffer); if n == 0: link.wait(...); else send the n bytes
+///   sender thread     collects from the link what the other end shall have: that of a pool of links, see link_pool.h
 ///   receiver thread   link.deliver(the bytes that have come, wherever they are cut)
-///
-/// Or the sender thread of a pool of links collects from it: see link_pool.h.
 ///
 /// What is on the other machine has a twin on this one, a block of shared memory: the processes here write and read the
 /// rings of the twin as ever, and the link is the other end of them. This class has what all links share: whole frames,
@@ -21,7 +19,7 @@
 ///   LINK-4 (bounded) a frame that is too long, malformed, or not for this end breaks the link, and so does an end
 ///                    whose records are not read any more (kMostKept). Nothing of a wrong frame is applied (TRUST-1).
 ///
-/// Threading: `collect` and `wait` by one thread, `deliver` by one thread, everything else by any thread. What a
+/// Threading: `collect` by one thread, `deliver` by one thread, everything else by any thread. What a
 /// derived class overrides is called under the link's lock.
 #pragma once
 
@@ -38,7 +36,6 @@
 
 #include "link/frames.h"
 #include "messages/outbox.h"
-#include "sync/bell_set.h"
 
 namespace pathways {
 
@@ -53,17 +50,17 @@ class Link : public std::enable_shared_from_this<Link> {
   Link& operator=(const Link&) = delete;
 
   size_t collect(std::span<std::byte> out);
-  void wait(std::chrono::nanoseconds timeout);
   /// Throws Error(kInvalid) when the other end has broken the protocol (LINK-4).
   void deliver(std::span<const std::byte> in);
-  /// Makes `wait` return, or the pool ask this link.
+  /// Makes the pool ask this link.
   void wake();
-  /// One thread of a pool collects from this link, instead of a thread of its own. Call it before any other method.
+  /// The sender of a pool collects from this link. Call it before any other method.
   void join(std::shared_ptr<LinkPool> pool);
   uint32_t slot() const { return slot_; }  ///< in the pool
-  /// Some record waits for room in a ring of this machine: `collect` should be called again soon.
-  bool waits_for_room();
-  /// Nothing is collected or delivered from then on. Call it when neither thread is in a call.
+  /// When `collect` should be called again although nobody wakes the link: at once if a record waits for room in a ring
+  /// of this machine; max: it need not be.
+  std::chrono::nanoseconds again_in();
+  /// Nothing is collected or delivered from then on.
   void close();
   /// Puts a frame before what the rings have. For other links of this machine, too.
   void enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload);
@@ -86,10 +83,6 @@ class Link : public std::enable_shared_from_this<Link> {
     uint64_t number, bytes;
     uint64_t at = 0;
   };
-  struct Bell {
-    DoorbellWord* word;
-    std::shared_ptr<const void> keep;  ///< the memory of `word`
-  };
   /// What a delivery passes on to another link, when the lock is released.
   struct Relay {
     std::shared_ptr<Link> to;
@@ -97,6 +90,8 @@ class Link : public std::enable_shared_from_this<Link> {
     std::vector<std::byte> payload;
   };
 
+  /// The link is in a pool: tells it at which doorbells this machine's processes ring for the link.
+  virtual void joined() {}
   /// Collects what the rings have. Not called while a block is being sent.
   virtual void send_records(FrameWriter& to) = 0;
   /// Sends what must go before a frame of the queue (LINK-3). False: there was no room for all of it.
@@ -118,13 +113,6 @@ class Link : public std::enable_shared_from_this<Link> {
 
   bool send_data(FrameWriter& to);
   void keep(Outbox& box, std::span<const std::byte> record);
-  void add_bell(DoorbellWord* word, std::shared_ptr<const void> keep) {
-    bells_to_add_.push_back({word, std::move(keep)});
-  }
-  /// The collecting thread may sleep on it now, and it alone may change the set of doorbells.
-  void remove_bell(DoorbellWord* word, std::shared_ptr<const void> keep) {
-    bells_to_remove_.push_back({word, std::move(keep)});
-  }
   void enqueue_word(FrameKind kind, uint64_t word);
   [[noreturn]] static void refuse(const std::string& why);
   /// The first bytes of a payload. Throws Error(kInvalid) when it has fewer; `what` it should be.
@@ -136,7 +124,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   const Clock clock_;
   const bool is_home_;
-  std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: a thread of its own collects from it
+  std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: nobody is to be woken
   uint32_t slot_ = 0;
   std::mutex mutex_;
   // All that follows is guarded by mutex_, until the next comment.
@@ -152,12 +140,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void take_pong(const PongFrame& pong);
   void take_common(const FrameHeader& header, std::span<const std::byte> payload);
   void take_all(std::span<const std::byte> in);
-  void apply_bells();
 
-  DoorbellWord bell_{};
-  BellSet bells_;                                     ///< of the collecting thread
-  std::vector<Bell> rung_;                            ///< those in the set
-  std::vector<Bell> bells_to_add_, bells_to_remove_;  ///< by the collecting thread
   std::vector<std::byte> partial_;
   int64_t best_trip_ns_ = INT64_MAX, best_trip_at_ns_ = 0;  ///< of the ping that `clock_ahead_ns` is of
   int64_t next_ping_ns_ = 0, heard_at_ns_ = 0, look_ns_ = 0;

@@ -1,12 +1,13 @@
-/// LinkPool: many links of one process, for which one thread sends and one thread receives. Home has one, for its links
-/// to all machines: two threads, however many machines there are.
+/// LinkPool: all links of one process, for which one thread sends: at home those to all machines and clients, elsewhere
+/// the one to home.
 ///
 ///   sender thread     loop: c = pool.collect(buffer); if none: pool.wait(...); else send c.bytes bytes on link c.slot
 ///   receiver thread   pool does not take part: link.deliver(the bytes that have come)
 ///
 /// A link is asked for frames only when somebody has said that it has some. The controller marks the bit of a host when
-/// it has written to the host's ring, and whoever calls Link::wake() marks the link's bit. So neither a pass nor the
-/// idle cost grows with the number of links, except that each link is asked every kSweep, for its ping.
+/// it has written to the host's ring, whoever calls Link::wake() marks the link's bit, and other processes ring at a
+/// doorbell of the link. So neither a pass nor the idle cost grows with the number of machines, except that each link
+/// is asked every kSweep, for its ping, and that a pass reads the word of each doorbell.
 ///
 ///   POOL-1 (none missed)  What was published before its mark is collected after it: the pool clears a mark before it
 ///                         asks the link, and asks it again until it has nothing (READY-1, PARK-1).
@@ -28,6 +29,7 @@
 
 #include "link/link.h"
 #include "messages/ready_bell.h"
+#include "sync/bell_set.h"
 
 namespace pathways {
 
@@ -49,6 +51,9 @@ class LinkPool {
   void remove_host(uint32_t host, uint32_t slot);
   /// Where the controller says that it has written to a host's ring: the bit is the host's number.
   ReadyBell& hosts() { return hosts_; }
+  /// Who rings at `word` means this link, until the link gives it up as often. `keep`: its memory.
+  void add_bell(uint32_t slot, DoorbellWord* word, std::shared_ptr<const void> keep);
+  void remove_bell(uint32_t slot, DoorbellWord* word);
   /// The link has something to send.
   void mark(uint32_t slot) {
     links_.mark(slot);
@@ -56,6 +61,7 @@ class LinkPool {
   }
 
   struct Collected {
+    std::shared_ptr<Link> link{};
     uint32_t slot = 0;
     size_t bytes = 0;     ///< so many were written; 0: see `error`
     std::string error{};  ///< why the link is broken
@@ -74,6 +80,18 @@ class LinkPool {
     std::weak_ptr<Link> link;
     bool is_queued = false, is_paused = true;
   };
+  struct Bell {
+    uint32_t slot;
+    DoorbellWord* word;
+    std::shared_ptr<const void> keep;
+    uint32_t ticket;
+    bool is_over = false;
+  };
+  struct Retry {
+    uint32_t slot;
+    int64_t at_ns;
+  };
+  void change_bells();
   void queue_marked();
   void queue(uint32_t slot);
   std::shared_ptr<Link> next(uint32_t* slot);
@@ -81,14 +99,16 @@ class LinkPool {
   const Clock clock_;
   ReadyBell hosts_;                              ///< and its doorbell, at which the sender sleeps
   ReadyBitmap links_;                            ///< by slot
-  uint32_t ticket_ = 0;                          ///< of the sender
   std::vector<uint32_t> marked_, marked_hosts_;  ///< of the sender
-  std::vector<uint32_t> retry_;                  ///< of the sender: links that wait for room in a ring of this machine
+  BellSet sleep_{&hosts_.doorbell};              ///< of the sender, on its own doorbell and the links'
+  std::vector<Bell> bells_;                      ///< of the sender: those in the set
+  std::vector<Retry> retries_;                   ///< of the sender: links to be asked though nobody says so
   // Guarded by mutex_, the last lock to take but for that of a link's queue.
   std::mutex mutex_;
   std::unordered_map<uint32_t, Member> members_;
   std::unordered_map<uint32_t, uint32_t> slot_of_host_;
-  std::deque<uint32_t> queue_;  ///< members with is_queued, each once
+  std::vector<Bell> changed_bells_;  ///< added, or over; by the sender, who alone may change where it sleeps
+  std::deque<uint32_t> queue_;       ///< members with is_queued, each once
   std::vector<uint32_t> free_;
   uint32_t next_slot_ = 0;
   int64_t sweep_ns_ = 0;  ///< when all are asked next; the sender alone writes it

@@ -26,7 +26,6 @@ void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView&
   if (end_ == End::kHome) {
     host.from = block.inbox();
     host.to = Outbox(block.outgoing(), &controller->doorbell, &controller->ready_bitmap, number);
-    host.bell = block.doorbell();
   } else {
     host.from = block.from_host();
     host.to = Outbox(block.to_host(), block.doorbell());
@@ -39,22 +38,22 @@ void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView&
   {
     const std::lock_guard lock(mutex_);
     if (is_closed_) throw Error(Status::kClosed, "the link is closed");
-    if (pool_ == nullptr) add_bell(host.bell, host.keep);
+    if (pool_ != nullptr && end_ == End::kAgent) pool_->add_bell(slot_, host.bell, host.keep);
     hosts_.insert_or_assign(number, std::move(host));
   }
   if (end_ == End::kHome) hub_.add_destination(number, incarnation, shared_from_this());
-  if (pool_ != nullptr) pool_->add_host(number, slot_);
+  if (pool_ != nullptr && end_ == End::kHome) pool_->add_host(number, slot_);
   wake();
 }
 
 void MachineLink::remove_host(uint32_t number) {
   if (end_ == End::kHome) hub_.remove_destination(number, this);
-  if (pool_ != nullptr) pool_->remove_host(number, slot_);
+  if (pool_ != nullptr && end_ == End::kHome) pool_->remove_host(number, slot_);
   {
     const std::lock_guard lock(mutex_);
     const auto found = hosts_.find(number);
     if (found == hosts_.end()) return;
-    if (pool_ == nullptr) remove_bell(found->second.bell, found->second.keep);
+    if (pool_ != nullptr && end_ == End::kAgent) pool_->remove_bell(slot_, found->second.bell);
     hosts_.erase(found);
     lent_.remove_host(number);  // LINK-2
     if (end_ == End::kHome && data_.has_value() && lent_.find(data_->number) == nullptr) data_.reset();

@@ -31,7 +31,8 @@ class MachineLink final : public Link {
  public:
   enum class End : uint8_t { kHome, kAgent };
 
-  /// `pool`: whose sender collects from it; home's end only, because the controller marks hosts there.
+  /// `pool`: whose sender collects from it. At home the controller marks hosts there; hosts ring at the agent's twin of
+  /// the controller's block.
   static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, Clock clock = monotonic_ns,
                                            std::shared_ptr<LinkPool> pool = nullptr);
   MachineLink(LinkHub& hub, End end, Clock clock);
@@ -56,7 +57,7 @@ class MachineLink final : public Link {
     int32_t incarnation;
     ByteRing::Consumer from, from_far;
     Outbox to, to_far;
-    DoorbellWord* bell;
+    DoorbellWord* bell;  ///< agent
   };
 
   // collect

@@ -17,7 +17,7 @@ import importlib
 import json
 import os
 import queue
-import selectors
+import select
 import signal
 import socket
 import sys
@@ -25,10 +25,10 @@ from typing import Any
 
 from pathways import errors
 from pathways.agent.controller_session import ControllerSession, WayIn
-from pathways.agent.link_threads import LinkThreads
 from pathways.process import fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import ClientSizes
+from pathways.transport.links import Link, Links
 
 NATIVE = "pathways._native"
 #: How often it looks whether the cluster has ended, in seconds. The client's native waits see that at once.
@@ -56,7 +56,8 @@ class ClientEnd:
         self._status = self._native.status_segment()
         self._bell = self._native.bell_segment()
         self._link: Any = None
-        self._threads: LinkThreads | None = None
+        self._links = Links(session.loop, self._native)
+        self._carried: Link | None = None
         self._broken: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def run(self, listener: socket.socket) -> None:
@@ -82,15 +83,12 @@ class ClientEnd:
                 failure = error if isinstance(error, errors.PathwaysError) else errors.ConnectError(str(error))
             if failure is not None:
                 self._tell(client, failure)
-            if self._threads is not None:
-                self._threads.close()
+            if self._carried is not None:
+                self._carried.close()
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
         """The client's connection; None: its process has ended."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._config.owner_fd, selectors.EVENT_READ)
-            selector.register(listener, selectors.EVENT_READ)
-            ready = {key.fileobj for key, _ in selector.select()}
+        ready, _, _ = select.select([self._config.owner_fd, listener.fileno()], [], [])
         if self._config.owner_fd in ready:
             return None
         client, _ = listener.accept()
@@ -106,27 +104,23 @@ class ClientEnd:
             up.close()
             raise
         try:
-            self._link = self._native.ClientLinkAtClient(segment, self._bell, self._status)
+            self._link = self._native.ClientLinkAtClient(segment, self._bell, self._status, self._links.native)
         except (RuntimeError, ValueError) as error:
             raise errors.ConnectError(f"the client's memory makes no sense: {error}") from error
-        self._threads = LinkThreads(self._link, up, down, self._broken.put)
-        self._threads.start()
+        self._carried = self._links.add(self._link, up, down, self._broken.put)
 
     def _watch(self, client: socket.socket) -> errors.PathwaysError | None:
         """Waits for the end of either side. Returns why the cluster is gone; None: the client is."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._config.owner_fd, selectors.EVENT_READ)
-            selector.register(client, selectors.EVENT_READ)
-            while not selector.select(_LOOK_S):
-                why = None
-                with contextlib.suppress(queue.Empty):
-                    why = self._broken.get_nowait()
-                # After that: a cluster that ends says so before its link breaks.
-                status, text = self._native.cluster_status(self._status)
-                if status != "up":
-                    return errors.from_text(text, errors.ClusterClosedError)
-                if why is not None:
-                    return self._lost(why)
+        while not select.select([self._config.owner_fd, client.fileno()], [], [], _LOOK_S)[0]:
+            why = None
+            with contextlib.suppress(queue.Empty):
+                why = self._broken.get_nowait()
+            # After that: a cluster that ends says so before its link breaks.
+            status, text = self._native.cluster_status(self._status)
+            if status != "up":
+                return errors.from_text(text, errors.ClusterClosedError)
+            if why is not None:
+                return self._lost(why)
         return None
 
     def _lost(self, why: str) -> errors.PathwaysError:

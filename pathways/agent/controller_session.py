@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
-from pathways.agent.tunnel import TunnelServer, send_again_soon
 from pathways.process.run_directory import state_folder
+from pathways.transport.connection import send_again_soon
+from pathways.transport.loop import Loop
+from pathways.transport.tunnels import TunnelServer
 from pathways.trust import (
     Address,
     Credentials,
@@ -104,10 +106,11 @@ class ControllerSession:
             self._credentials = Renewal(own, lambda old: renewed_at(way.address, old), way.credentials)
         self._connection, welcome = self.dial("session")
         send_again_soon(self._connection)
+        self.loop = Loop()
         self.token = str(welcome["session"])
         self._own_directory = "" if directory else tempfile.mkdtemp(prefix="pathways-session-")
         self.control = os.path.join(directory or self._own_directory, "control.sock")
-        self._tunnels = TunnelServer(self.control, lambda: self.dial("console")[0])
+        self._tunnels = TunnelServer(self.loop, self.control, lambda: self.dial("console")[0])
 
     def dial(self, purpose: str, **fields: Any) -> tuple[socket.socket, dict[str, Any]]:
         """One more connection to the controller's port. Raises as the constructor does."""
@@ -118,6 +121,7 @@ class ControllerSession:
     def close(self) -> None:
         """Ends the session: the controller frees all that it owned."""
         self._tunnels.close()
+        self.loop.close()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

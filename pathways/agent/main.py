@@ -28,8 +28,6 @@ import grpc.aio
 from pathways import errors
 from pathways.agent import logs
 from pathways.agent.island import IslandHosts
-from pathways.agent.link_threads import LinkThreads
-from pathways.agent.tunnel import TunnelServer
 from pathways.process import environment
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import ClusterOptions
@@ -39,6 +37,9 @@ from pathways.process.supervisor import report
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import agent_pb2_grpc as rpc
 from pathways.protocol import wire
+from pathways.transport.links import Links
+from pathways.transport.loop import Loop
+from pathways.transport.tunnels import TunnelServer
 from pathways.trust import Credentials, Renewal, dial_answered, given_token, renewed_at
 
 RETRY_S = 1.0
@@ -75,6 +76,7 @@ class Agent:
         if config.credentials:
             own = Credentials.load(config.credentials)
             self._credentials = Renewal(own, lambda old: renewed_at(config.address, old), config.credentials)
+        self._loop = Loop()
         self._ports = [_reserved_port() for _ in range(config.hosts)]
         self._end: asyncio.Event
         self._ever_joined = False
@@ -127,14 +129,14 @@ class Agent:
             sending.close()  # or the controller would keep the place for this link for a while
             raise
         hub = self._native.LinkHub()
-        link = hub.open_link(False)
+        links = Links(self._loop, self._native)
+        link = hub.open_link(False, links.native)
         broken: asyncio.Future[str] = loop.create_future()
 
         def break_link(why: str) -> None:
             if not broken.done():
                 broken.set_result(why)
 
-        threads = LinkThreads(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))
         options = ClusterOptions(**welcome["options"])
         processes = HostProcesses(
             "pathways.host.main:main",
@@ -144,7 +146,7 @@ class Agent:
         )
         reports: asyncio.Queue[pb.AgentReport | None] = asyncio.Queue()
         path = os.path.join(config.directory, "control.sock")
-        tunnels = TunnelServer(path, lambda: self._dial("control")[0])
+        tunnels = TunnelServer(self._loop, path, lambda: self._dial("control")[0])
         hosts = IslandHosts(
             config.directory,
             config.platform,
@@ -156,7 +158,7 @@ class Agent:
             [reserved.getsockname()[1] for reserved in self._ports],
             config.credentials,
         )
-        threads.start()
+        carried = links.add(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))
         watching = asyncio.ensure_future(hosts.watch_pulses())
         try:
             processes.start()
@@ -173,7 +175,8 @@ class Agent:
             processes.end()
             tunnels.close()
             os.unlink(path)
-            await asyncio.to_thread(threads.close)
+            await asyncio.to_thread(carried.close)
+            links.close()
 
     def _open_link(self) -> tuple[socket.socket, dict[str, Any]]:
         """The first connection of a link, and what the controller says."""

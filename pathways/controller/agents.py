@@ -5,7 +5,7 @@ takes a free place. While a place is free, its island is lost (`recovery.py`): w
 slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; the place is free again.
 
     link         see `far_links.py`; the agent says what it has, and gets a place
-    control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/agent/tunnel.py)
+    control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/transport/tunnels.py)
 
 Owned by the event loop's thread; the `serve_` methods are called by threads of the port.
 """
@@ -27,9 +27,7 @@ from typing import Any, Protocol
 
 from pathways import errors
 from pathways.agent.island import start_of
-from pathways.agent.tunnel import Splicer
 from pathways.controller.far_links import FarLink, LinkDoor
-from pathways.controller.link_pool import LinkPool
 from pathways.controller.log_sources import LogsThere
 from pathways.plan.topology import Topology
 from pathways.process import fd_passing
@@ -37,6 +35,9 @@ from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
 from pathways.process.run_directory import authority_folder
 from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import control_pb2 as pb_control
+from pathways.transport.links import Links
+from pathways.transport.loop import Loop
+from pathways.transport.tunnels import Tunnels
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
 from pathways.trust.identity import shown
 
@@ -195,9 +196,10 @@ class Agents:
         self._options = options
         self._control_path = control_path
         self._by_island: dict[int, Agent] = {}
-        self.pool = LinkPool(native)
-        self._door = LinkDoor(self._open, self._opened, self.pool.add)
-        self._tunnels = Splicer()
+        self.loop = Loop()
+        self.links = Links(self.loop, native)
+        self._door = LinkDoor(self._open, self._opened, self.links)
+        self._tunnels = Tunnels(self.loop)
         self._lock = threading.Lock()
         self._tunnels_of: dict[str, set[socket.socket]] = {}  # by name of the machine; guarded by _lock
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
@@ -264,7 +266,7 @@ class Agents:
         with self._lock:
             for connection in self._tunnels_of.get(name, ()):
                 with contextlib.suppress(OSError):
-                    # (`SSLSocket.shutdown` would take the TLS state away that the splicer uses.)
+                    # (`SSLSocket.shutdown` would take the TLS state away that the loop uses.)
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ class Agents:
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
         streams = tuple(f"{identity.name}@{there}:{int(port)}" for port in hello["ports"])
-        link = FarLink(self.hub.open_link(True, self.pool.native), identity, lambda why: self.lose(agent, why))
+        link = FarLink(self.hub.open_link(True, self.links.native), identity, lambda why: self.lose(agent, why))
         agent = Agent(identity, island, hosts, streams, link, self._native, self._controller_segment)
         self._by_island[island] = agent
         return link, {"island": island, "options": dataclasses.asdict(self._options)}
@@ -364,8 +366,9 @@ class Agents:
         """Ends all links, and their threads."""
         for agent in list(self._by_island.values()):
             agent.link.close()
-        self.pool.close()
+        self.links.close()
         self._tunnels.close()
+        self.loop.close()
 
     def lose_island(self, island: int, why: str) -> None:
         """Counts the agent of an island as lost."""

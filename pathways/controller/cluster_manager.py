@@ -40,8 +40,8 @@ from pathways.plan.topology import Topology
 from pathways.process.children import is_readable
 from pathways.process.config import ControllerConfig, HostConfig
 from pathways.protocol import control_pb2 as pb
-from pathways.protocol import wire
 from pathways.protocol.wire import Stage
+from pathways.transport import SILENCE_S
 
 STOP_GRACE_S = 2.0
 #: When one host of an island ends, the others that abort because of it end within this time, in seconds.
@@ -166,7 +166,7 @@ class ClusterManager:
             asks_for_room=sizes.when_full == "suspend",
             status=self.status_segment,
             devices=self.topology.devices,
-            pool=None if self.agents is None else self.agents.pool.native,
+            pool=None if self.agents is None else self.agents.links.native,
         )
         on_group = None if self.agents is None else self.agents.hub.add_group
         self.numbers = NativeNumbers(self.controller, self.resources, on_group)
@@ -438,7 +438,7 @@ class ClusterManager:
 
     def _fell_silent(self, host: HostRecord) -> None:
         if not host.is_lost and host.process.poll() is None and not self.done.done():
-            host.error = host.error or f"nothing has been heard of it for {wire.HEARTBEAT_S + wire.SILENCE_S:g} s"
+            host.error = host.error or f"nothing has been heard of it for {SILENCE_S:g} s"
             self._host_ended(host)
 
     async def tear_down(self) -> None:

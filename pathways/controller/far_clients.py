@@ -20,12 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways import errors
-from pathways.agent.link_threads import LinkThreads
-from pathways.agent.tunnel import Splicer, send_again_soon
 from pathways.controller.connections import Connections
 from pathways.controller.far_links import OPEN_TIMEOUT_S, FarLink, LinkDoor
 from pathways.controller.records import Connection
 from pathways.process.config import ClientSizes
+from pathways.transport import connection as transport
+from pathways.transport.links import Links
+from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
 
 _ROLES = (Role.CLIENT, Role.OPERATOR)
@@ -40,7 +41,7 @@ class FarConnection(Connection):
 
     identity: Identity = dataclasses.field(kw_only=True)
     far: FarLink | None = None
-    is_served: bool = False  # its thread waits for its end
+    is_served: bool = False
     end_session: Callable[[], object] = lambda: None
 
     @property
@@ -70,16 +71,25 @@ class FarConnection(Connection):
 class FarClients:
     """The connections of other machines' clients and operators."""
 
-    def __init__(self, native: Any, hub: Any, status_segment: Any, connections: Connections, control_path: str) -> None:
+    def __init__(
+        self,
+        native: Any,
+        hub: Any,
+        links: Links,
+        status_segment: Any,
+        connections: Connections,
+        control_path: str,
+    ) -> None:
         """`control_path`: the Unix socket of the controller's gRPC server for clients."""
         self._native = native
         self._hub = hub
+        self._links = links
         self._status = status_segment
         self._connections = connections
         self._control_path = control_path
         self._loop = asyncio.get_running_loop()
-        self._door = LinkDoor(self._open, self._opened, LinkThreads.started)
-        self._tunnels = Splicer()
+        self._door = LinkDoor(self._open, self._opened, links)
+        self._tunnels = Tunnels(links.loop)
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
 
     def serve_at(self, port: Port) -> None:
@@ -93,18 +103,26 @@ class FarClients:
         self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection))
         return True
 
-    def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+    def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
         connection: FarConnection = hello["connection"]
         connection.is_served = True
-        send_again_soon(sock)
-        # (`SSLSocket.shutdown` would take away the TLS state that `recv` uses.)
-        connection.end_session = lambda: _shut(sock)
-        try:
-            while connection.number in self._connections.open and sock.recv(1):  # it has nothing to say
-                pass
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the cluster has ended
+
+        def ended(why: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: the cluster has ended
                 self._loop.call_soon_threadsafe(self._connections.lost, connection)
+
+        def end() -> None:
+            served.end()
+            self._let_go(sock)
+
+        loop = self._links.loop
+        nothing = transport.delivering(loop, lambda data: None)  # it has nothing to say
+        served = transport.Connection(loop, sock, ended, parse=nothing)
+        connection.end_session = end
+        served.start()
+        if connection.number not in self._connections.open:
+            end()
+        return True
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
@@ -128,7 +146,7 @@ class FarClients:
         try:
             # What the client may have here, and room for gaps; nobody pays for pages that are not touched.
             twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, 4 * sizes.arena_bytes)
-            native = self._hub.open_client_link(twin, connection.bell, self._status)
+            native = self._hub.open_client_link(twin, connection.bell, self._status, self._links.native)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise errors.ConnectError(f"the controller has no memory for {sizes}: {error}") from error
         link = FarLink(native, identity, lambda why: self._lost(connection, why))
@@ -148,11 +166,6 @@ class FarClients:
     def _lost(self, connection: FarConnection, why: str) -> None:
         print(f"the connection of {connection.who} is over: {why}", file=sys.stderr, flush=True)
         self._connections.lost(connection)
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _checked_sizes(hello: dict[str, Any]) -> ClientSizes:

@@ -15,9 +15,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pathways import errors
+from pathways.transport.links import Link, Links
 from pathways.trust import Identity, Port, Role
 
 #: The second connection of a link comes within this time, in seconds.
@@ -26,18 +27,6 @@ OPEN_TIMEOUT_S = 5.0
 LOOK_S = 0.1
 
 _T = TypeVar("_T")
-
-
-class Carrier(Protocol):
-    """What moves a link's bytes."""
-
-    def close(self) -> None:
-        """Ends the link. Returns when nothing uses its connections any more."""
-
-
-#: Carries a native link, from now on, on the connections for sending and for receiving; the last argument hears why it
-#: broke: see `LinkPool.add`.
-StartCarrier = Callable[[Any, socket.socket, socket.socket, Callable[[str], object]], Carrier]
 
 
 class FarLink:
@@ -51,7 +40,7 @@ class FarLink:
         self.token = secrets.token_hex(16)  # by which the second connection, and the machine's calls, name the link
         self.receiving: socket.socket | None = None  # the first connection
         self.sending: socket.socket | None = None  # the second one
-        self.carrier: Carrier | None = None
+        self.carrier: Link | None = None
         self.let_go: Callable[[socket.socket], object] = lambda connection: None  # closes a connection
         self.is_half_open = threading.Event()  # `receiving` is there
         self.is_over = threading.Event()
@@ -87,14 +76,14 @@ class LinkDoor:
         self,
         open_link: Callable[[Identity, dict[str, Any]], tuple[FarLink, dict[str, Any]]],
         on_open: Callable[[FarLink], object],
-        start_carrier: StartCarrier,
+        links: Links,
     ) -> None:
         """`open_link`: makes the link for a caller, and says what the caller is told; or raises a `PathwaysError`.
-        `on_open`: called when both connections are there. Both on the event loop. `start_carrier`: see `StartCarrier`.
+        `on_open`: called when both connections are there. Both on the event loop. `links`: carries them.
         """
         self._open_link = open_link
         self._on_open = on_open
-        self._start_carrier = start_carrier
+        self._links = links
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
         self._by_token: dict[str, FarLink] = {}  # those that wait for their second connection
         self._loop = asyncio.get_running_loop()
@@ -155,7 +144,7 @@ class LinkDoor:
             return False
         lost = self._loop.call_soon_threadsafe
         link.sending, link.let_go = connection, self._let_go
-        link.carrier = self._start_carrier(link.native, connection, link.receiving, lambda why: lost(link.on_lost, why))
+        link.carrier = self._links.add(link.native, connection, link.receiving, lambda why: lost(link.on_lost, why))
         self._on_open(link)
         return True
 

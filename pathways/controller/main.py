@@ -64,11 +64,10 @@ async def run(config: ControllerConfig) -> int:
     finally:
         for task in background:
             task.cancel()
-        # Other machines hear of the end, and their hosts end in order, before the port closes.
         await cluster.tear_down()
-        if port is not None:
-            port.close()
         await asyncio.gather(*(each.stop(LAST_WORDS_S) for each in servers))
+        if port is not None:  # only now: other machines hear the last words through it
+            port.close()
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
 
 
@@ -77,7 +76,12 @@ def _port(config: ControllerConfig, cluster: ClusterManager, client_manager: Cli
     if cluster.agents is None:
         return None
     clients = FarClients(
-        cluster.native, cluster.agents.hub, cluster.status_segment, client_manager.connections, cluster.near_path
+        cluster.native,
+        cluster.agents.hub,
+        cluster.agents.links,
+        cluster.status_segment,
+        client_manager.connections,
+        cluster.near_path,
     )
     port, _ = open_port(config, cluster.agents, clients)
     return port

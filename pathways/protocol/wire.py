@@ -12,6 +12,7 @@ from pathways import errors
 from pathways.plan.topology import Topology
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.serialization import load
+from pathways.transport import ANSWER_S, HEARTBEAT_S
 
 #: The stages in the start of a host or of the cluster.
 Stage = pb.StartupEvent
@@ -36,14 +37,12 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 # The controller cannot see a process on another machine end. So a peer that does not answer an HTTP/2 ping for
-# SILENCE_S counts as gone. gRPC's own threads answer the pings, also while another thread holds the GIL.
-HEARTBEAT_S = 1.0
-SILENCE_S = 3.5
+# ANSWER_S counts as gone. gRPC's own threads answer the pings, also while another thread holds the GIL.
 FAR_OPTIONS: list[tuple[str, Any]] = [
     *CHANNEL_OPTIONS,
     ("grpc.keepalive_time_ms", int(HEARTBEAT_S * 1e3)),
-    ("grpc.keepalive_timeout_ms", int(SILENCE_S * 1e3)),
-    ("grpc.http2.ping_timeout_ms", int(SILENCE_S * 1e3)),
+    ("grpc.keepalive_timeout_ms", int(ANSWER_S * 1e3)),
+    ("grpc.http2.ping_timeout_ms", int(ANSWER_S * 1e3)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "link/link_ends.h"
+#include "link/link_pool.h"
 
 namespace pathways::test::test_link_threads {
 namespace {
@@ -45,12 +46,14 @@ class Pipe {
 /// One end, with its two threads.
 class RunningEnd {
  public:
-  RunningEnd(LinkHub& hub, MachineLink::End end, Pipe& out, Pipe& in) : link(MachineLink::open(hub, end)), in_(in) {
+  RunningEnd(LinkHub& hub, MachineLink::End end, Pipe& out, Pipe& in)
+      : link(MachineLink::open(hub, end, monotonic_ns, pool)), in_(in) {
+    pool->resume(link->slot());
     sender_ = std::thread([this, &out] {
       Bytes buffer(size_t{1} << 20);
       while (!is_over_.load()) {
-        const size_t count = link->collect(buffer);
-        count == 0 ? link->wait(500ms) : out.send(std::span(buffer).first(count));
+        const auto found = pool->collect(buffer);
+        found ? out.send(std::span(buffer).first(found->bytes)) : pool->wait(500ms);
       }
     });
     receiver_ = std::thread([this] {
@@ -60,11 +63,12 @@ class RunningEnd {
   ~RunningEnd() {
     is_over_.store(true);
     in_.close();
-    link->wake();
+    pool->wake();
     sender_.join();
     receiver_.join();
     link->close();
   }
+  const std::shared_ptr<LinkPool> pool = std::make_shared<LinkPool>();
   const std::shared_ptr<MachineLink> link;
 
  private:
@@ -131,7 +135,8 @@ TEST(LinkThreads, EchoesAndLeases) {
   });
 
   const HostView view(twin);
-  Outbox orders(view.to_host(), view.doorbell());
+  ReadyBell& marks = home.pool->hosts();
+  Outbox orders(view.to_host(), &marks.doorbell, &marks.bitmap, 0);
   Arena& arena = *ClientBlock::attach(client)->client_arena();
   FutureTable& futures = *ClientBlock::attach(client)->futures();
   struct Open {

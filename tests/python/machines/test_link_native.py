@@ -1,4 +1,4 @@
-"""Two ends of a link between machines over connections: each with its two threads, or home's end in a pool.
+"""Two ends of a link between machines over connections.
 
 - LINK-1: they hear of each other, and each has its clock of how long ago (`test_ends_hear_of_each_other`); a link that
   breaks says so once, with the reason, at both ends (`test_nonsense_breaks_the_link`, `test_an_end_that_is_gone`).
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from pathways import _native
-from pathways.agent.link_threads import LinkThreads
-from pathways.controller.link_pool import LinkPool, PooledLink
+from pathways.transport.links import Link, Links
+from pathways.transport.loop import Loop
 
 _DEADLINE_S = 20.0
 
@@ -42,7 +42,7 @@ class End:
 
     hub: Any
     link: Any
-    threads: LinkThreads | PooledLink
+    carried: Link
     broken: Broken
     sending: socket.socket
 
@@ -54,26 +54,26 @@ def _wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture(params=["threads", "pool"])
-def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
     """Home and an agent. Their threads run."""
+    loop = Loop()
     there, back = socket.socketpair(), socket.socketpair()
-    pool = LinkPool(_native) if request.param == "pool" else None
-    made = []
-    for is_home, sending, receiving in ((True, there[0], back[1]), (False, back[0], there[1])):
+    made, pools = [], [Links(loop, _native), Links(loop, _native)]
+    for is_home, sending, receiving, links in (
+        (True, there[0], back[1], pools[0]),
+        (False, back[0], there[1], pools[1]),
+    ):
         hub = _native.LinkHub()
         broken = Broken()
-        if is_home and pool is not None:
-            link = hub.open_link(True, pool.native)
-            made.append(End(hub, link, pool.add(link, sending, receiving, broken), broken, sending))
-        else:
-            link = hub.open_link(is_home)
-            made.append(End(hub, link, LinkThreads.started(link, sending, receiving, broken), broken, sending))
+        link = hub.open_link(is_home, links.native)
+        made.append(End(hub, link, links.add(link, sending, receiving, broken), broken, sending))
     yield made[0], made[1]
     for end in made:
-        end.threads.close()
-    if pool is not None:
-        pool.close()
+        end.carried.close()
+    for links in pools:
+        links.close()
+    loop.close()
     for connection in (*there, *back):
         connection.close()
 
@@ -92,7 +92,7 @@ def test_ends_hear_of_each_other(ends: tuple[End, End]) -> None:
         assert 0 <= stats["heard_ns"] < _DEADLINE_S * 1e9
         assert stats["dropped"] == stats["records_in"] == stats["records_out"] == 0
     assert agent.link.stats()["round_trip_ns"] == 0  # home asks, and the agent answers
-    home.threads.close()
+    home.carried.close()
     assert home.broken.reasons == []  # it was closed here; the other end hears of it
     assert agent.broken.happened.wait(_DEADLINE_S)
 
@@ -155,7 +155,7 @@ def test_nonsense_breaks_the_link(ends: tuple[End, End], frame: bytes, why: str)
 
 def test_an_end_that_is_gone(ends: tuple[End, End]) -> None:
     home, agent = ends
-    agent.threads.close()
+    agent.carried.close()
     assert home.broken.happened.wait(_DEADLINE_S)
     assert len(home.broken.reasons) == 1
     assert agent.broken.reasons == []

@@ -1,4 +1,4 @@
-"""A pool of links and a splicer of tunnels: one slow, silent or wrong peer among others.
+"""The links and tunnels of a loop: one slow, silent or wrong peer among others.
 
 - LINK-1: each link breaks by itself, once, with its reason; the others go on.
 - POOL-2: a peer that reads nothing does not hold up what others are sent.
@@ -18,11 +18,10 @@ import psutil
 import pytest
 
 from pathways import _native
-from pathways.agent import tunnel
-from pathways.agent.link_threads import LinkThreads
-from pathways.agent.tunnel import Splicer, TunnelServer
-from pathways.controller import link_pool
-from pathways.controller.link_pool import LinkPool
+from pathways.transport import links, tunnels
+from pathways.transport.links import Links
+from pathways.transport.loop import Loop
+from pathways.transport.tunnels import Tunnels, TunnelServer
 
 _DEADLINE_S = 20.0
 
@@ -48,7 +47,7 @@ def cpu_s(thread: threading.Thread) -> float:
 class Pair:
     """A link in a pool, whose other end is the test's."""
 
-    def __init__(self, pool: LinkPool) -> None:
+    def __init__(self, pool: Links) -> None:
         self.reasons: list[str] = []
         self.hub = _native.LinkHub()
         self.link: Any = self.hub.open_link(True, pool.native)
@@ -67,15 +66,23 @@ class Pair:
 
 
 @pytest.fixture
-def pool() -> Iterator[LinkPool]:
-    made = LinkPool(_native)
+def loop() -> Iterator[Loop]:
+    made = Loop("pw-test")
     yield made
     made.close()
-    assert not threads_named("pw-links")
+    wait_for(lambda: not threads_named("pw-test"))
 
 
 @pytest.fixture
-def pairs(pool: LinkPool) -> Iterator[list[Pair]]:
+def pool(loop: Loop) -> Iterator[Links]:
+    made = Links(loop, _native)
+    yield made
+    made.close()
+    wait_for(lambda: not threads_named("pw-links"))
+
+
+@pytest.fixture
+def pairs(pool: Links) -> Iterator[list[Pair]]:
     made = [Pair(pool) for _ in range(5)]
     yield made
     for each in made:
@@ -111,21 +118,22 @@ def read_pongs(pair: Pair, count: int) -> None:
         data += piece
 
 
-def test_many_links_have_two_threads_and_hear_of_each_other(pool: LinkPool) -> None:
-    before = threads_named("pw-links")
+def test_many_links_have_two_threads_and_hear_of_each_other(pool: Links) -> None:
     agents, homes = [], []
     for _ in range(40):
         (a, b), (c, d) = socket.socketpair(), socket.socketpair()
         link = _native.LinkHub().open_link(True, pool.native)
         homes.append((link, pool.add(link, a, d, print), (a, b, c, d)))
-    assert len(threads_named("pw-links")) == len(before) + 2
+    assert len(threads_named("pw-links")) == len(threads_named("pw-test")) == 1
+    there = Links(pool.loop, _native)
     for _, _, (_, b, c, _) in homes:
-        link = _native.LinkHub().open_link(False)
-        agents.append((link, LinkThreads.started(link, c, b, print)))
+        link = _native.LinkHub().open_link(False, there.native)
+        agents.append((link, there.add(link, c, b, print)))
     wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in homes))
     wait_for(lambda: all(link.stats()["bytes_in"] > 0 for link, *_ in agents))
-    for _, threads in agents:
-        threads.close()
+    for _, member in agents:
+        member.close()
+    there.close()
     for _, member, connections in homes:
         member.close()
         member.close()  # does nothing
@@ -149,18 +157,18 @@ def test_one_breaks_and_the_others_go_on(pairs: list[Pair]) -> None:
     assert all(len(pair.reasons) == 1 for pair in pairs[:3])
 
 
-def test_who_reads_nothing_holds_nobody_up(pool: LinkPool) -> None:
+def test_who_reads_nothing_holds_nobody_up(pool: Links) -> None:
     """Its bytes wait, in their order, until it reads; meanwhile the others get theirs."""
     stuck, quick = Pair(pool), Pair(pool)
     try:
         many = 40_000  # pongs: more than the buffers of a socket take
         writer = threading.Thread(target=stuck.says.sendall, args=(ping() * many,), daemon=True)
         writer.start()
-        wait_for(lambda: len(stuck.member.unsent) > 0)
+        wait_for(lambda: stuck.member.sending.kept_bytes > 0)
         for _ in range(20):
             quick.says.sendall(ping())
         read_pongs(quick, 20)
-        assert len(stuck.member.unsent) > 0
+        assert stuck.member.sending.kept_bytes > 0
         read_pongs(stuck, many)
         writer.join(_DEADLINE_S)
         stuck.says.sendall(ping() * 3)
@@ -171,8 +179,8 @@ def test_who_reads_nothing_holds_nobody_up(pool: LinkPool) -> None:
         quick.close()
 
 
-def test_who_never_reads_and_who_says_nothing_break(pool: LinkPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_pool, "SILENCE_S", 1.0)
+def test_who_never_reads_and_who_says_nothing_break(pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SILENCE_S", 1.0)
     stuck, silent, well = Pair(pool), Pair(pool), Pair(pool)
     try:
         pings = threading.Event()
@@ -180,7 +188,7 @@ def test_who_never_reads_and_who_says_nothing_break(pool: LinkPool, monkeypatch:
         def speak() -> None:
             while not pings.wait(0.1):
                 for pair in (stuck, well):
-                    pair.says.send(ping() * (5000 if pair is stuck and not stuck.member.unsent else 1))
+                    pair.says.send(ping() * (5000 if pair is stuck and not stuck.member.sending.kept_bytes else 1))
 
         speaker = threading.Thread(target=speak, daemon=True)
         speaker.start()
@@ -194,7 +202,26 @@ def test_who_never_reads_and_who_says_nothing_break(pool: LinkPool, monkeypatch:
             pair.close()
 
 
-def test_what_goes_wrong_with_one_link_is_its_own(pool: LinkPool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_slow_is_not_silent(pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes and brings a few bytes now and then lives, though nothing whole comes for longer than `SILENCE_S`."""
+    monkeypatch.setattr(links, "SILENCE_S", 1.0)
+    pair = Pair(pool)
+    try:
+        writer = threading.Thread(target=pair.says.sendall, args=(ping() * 40_000,), daemon=True)
+        writer.start()
+        wait_for(lambda: pair.member.sending.kept_bytes > 0)
+        writer.join(_DEADLINE_S)
+        frame = ping()
+        for byte in frame:  # 3.6 s; of a Unix socket, the kernel counts pieces of 32 KiB
+            assert pair.hears.recv(1 << 14)
+            pair.says.sendall(bytes([byte]))
+            time.sleep(0.15)
+        assert not pair.reasons
+    finally:
+        pair.close()
+
+
+def test_what_goes_wrong_with_one_link_is_its_own(pool: Links, capfd: pytest.CaptureFixture[str]) -> None:
     """Whoever should hear of its end fails; and its connections are closed under the threads, and their numbers are
     another link's."""
 
@@ -202,14 +229,14 @@ def test_what_goes_wrong_with_one_link_is_its_own(pool: LinkPool, capfd: pytest.
         raise RuntimeError("the event loop is closed")
 
     well, deaf = Pair(pool), Pair(pool)
-    deaf.member.on_broken = gone
+    deaf.member._on_end = gone
     deaf.says.close()
     wait_for(lambda: deaf.member.is_over)
     for _ in range(5):
         closed = Pair(pool)
         read_some(closed)
-        closed.member.sending.close()
-        closed.member.receiving.close()
+        closed.member.sending.sock.close()
+        closed.member.receiving.sock.close()
         other = Pair(pool)  # it gets the same descriptors
         other.says.sendall(ping())
         read_pongs(other, 1)
@@ -225,7 +252,7 @@ def test_what_goes_wrong_with_one_link_is_its_own(pool: LinkPool, capfd: pytest.
         pair.close()
 
 
-def test_a_link_is_closed_while_it_is_used(pool: LinkPool) -> None:
+def test_a_link_is_closed_while_it_is_used(pool: Links) -> None:
     well = Pair(pool)
     for _ in range(20):
         pair = Pair(pool)
@@ -237,8 +264,8 @@ def test_a_link_is_closed_while_it_is_used(pool: LinkPool) -> None:
     well.close()
 
 
-def test_links_of_a_closed_pool_close() -> None:
-    made = LinkPool(_native)
+def test_links_of_a_closed_pool_close(loop: Loop) -> None:
+    made = Links(loop, _native)
     before, after = Pair(made), None
     made.close()
     before.close()
@@ -266,7 +293,7 @@ class Server:
         return connection
 
 
-def tunnels_of(splicer: Splicer, server: Server, count: int) -> list[tuple[socket.socket, socket.socket]]:
+def tunnels_of(splicer: Tunnels, server: Server, count: int) -> list[tuple[socket.socket, socket.socket]]:
     """So many tunnels: the ends on both sides."""
     made = []
     for _ in range(count):
@@ -292,17 +319,15 @@ def server(tmp_path: Any) -> Iterator[Server]:
 
 
 @pytest.fixture
-def splicer() -> Iterator[Splicer]:
-    made = Splicer()
+def splicer(loop: Loop) -> Iterator[Tunnels]:
+    made = Tunnels(loop)
     yield made
     made.close()
-    wait_for(lambda: not threads_named("pw-tunnels"))
 
 
-def test_tunnels_carry_both_ways_and_share_a_thread(splicer: Splicer, server: Server) -> None:
-    before = threads_named("pw-tunnels")
+def test_tunnels_carry_both_ways_and_share_a_thread(splicer: Tunnels, server: Server) -> None:
     made = tunnels_of(splicer, server, 30)
-    assert len(threads_named("pw-tunnels")) == len(before) + 1
+    assert len(threads_named("pw-test")) == 1
     for n, (near, far) in enumerate(made):
         near.sendall(b"there %d" % n)
         far.sendall(b"back %d" % n)
@@ -316,7 +341,7 @@ def test_tunnels_carry_both_ways_and_share_a_thread(splicer: Splicer, server: Se
 
 
 @pytest.mark.parametrize("is_near", [True, False])
-def test_what_was_sent_before_the_end_arrives(splicer: Splicer, server: Server, is_near: bool) -> None:
+def test_what_was_sent_before_the_end_arrives(splicer: Tunnels, server: Server, is_near: bool) -> None:
     """Also when the other end reads slowly, and has sent bytes that nobody takes any more."""
     ((near, far),) = tunnels_of(splicer, server, 1)
     source, target = (near, far) if is_near else (far, near)
@@ -333,9 +358,9 @@ def test_what_was_sent_before_the_end_arrives(splicer: Splicer, server: Server, 
 
 
 def test_a_tunnel_that_nobody_reads_holds_no_other_up(
-    splicer: Splicer, server: Server, monkeypatch: pytest.MonkeyPatch
+    splicer: Tunnels, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "_LINGER_S", 0.5)
+    monkeypatch.setattr(tunnels, "_LINGER_S", 0.5)
     (stuck, deaf), (near, far) = tunnels_of(splicer, server, 2)
     stuck.setblocking(False)
     sent = 0
@@ -349,32 +374,31 @@ def test_a_tunnel_that_nobody_reads_holds_no_other_up(
             except BlockingIOError:
                 break
     assert 1 << 20 < sent < 4 << 20, "what waits is bounded"
-    (thread,) = threads_named("pw-tunnels")
+    (thread,) = threads_named("pw-test")
     near.sendall(b"x")
     assert far.recv(1) == b"x"
     before = cpu_s(thread)
     time.sleep(0.5)
     assert cpu_s(thread) - before < 0.3, "waiting costs nothing"
     deaf.close()
-    wait_for(lambda: not splicer._ending and len(splicer._tunnels) == 1)
+    wait_for(lambda: len(splicer.open) == 1)
     for connection in (stuck, near, far):
         connection.close()
 
 
 def test_who_takes_nothing_after_the_end_is_left(
-    splicer: Splicer, server: Server, monkeypatch: pytest.MonkeyPatch
+    splicer: Tunnels, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "_LINGER_S", 0.5)
+    monkeypatch.setattr(tunnels, "_LINGER_S", 0.5)
     ((near, deaf),) = tunnels_of(splicer, server, 1)
     near.sendall(bytes(1 << 20))  # fits what may wait, and not the buffers of a socket
     near.close()
-    wait_for(lambda: splicer._ending)
-    wait_for(lambda: not splicer._tunnels)
+    wait_for(lambda: not splicer.open)
     deaf.close()
 
 
 def test_who_hears_of_a_tunnel_s_end_may_fail(
-    splicer: Splicer, server: Server, capfd: pytest.CaptureFixture[str]
+    splicer: Tunnels, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:
         raise ZeroDivisionError
@@ -391,7 +415,7 @@ def test_who_hears_of_a_tunnel_s_end_may_fail(
         connection.close()
 
 
-def test_nobody_listens(splicer: Splicer, tmp_path: Any) -> None:
+def test_nobody_listens(splicer: Tunnels, tmp_path: Any) -> None:
     one, other = socket.socketpair()
     with pytest.raises(OSError):
         splicer.add_to(str(tmp_path / "nobody"), other)
@@ -399,11 +423,14 @@ def test_nobody_listens(splicer: Splicer, tmp_path: Any) -> None:
     other.close()
 
 
-def test_a_closed_splicer_takes_nothing_and_carries_on_what_is_open(server: Server) -> None:
-    splicer = Splicer()
+def test_closed_tunnels_take_nothing_and_carry_on_what_is_open(server: Server) -> None:
+    loop = Loop("pw-test")
+    splicer = Tunnels(loop)
     ((near, far),) = tunnels_of(splicer, server, 1)
     splicer.close()
     splicer.close()
+    loop.close()
+    loop.close()
     one, other = socket.socketpair()
     splicer.add_to(server.path, other)
     assert one.recv(1) == b""
@@ -411,18 +438,20 @@ def test_a_closed_splicer_takes_nothing_and_carries_on_what_is_open(server: Serv
     near.sendall(b"still")
     assert far.recv(10) == b"still"
     near.close()
-    wait_for(lambda: not threads_named("pw-tunnels"))
+    wait_for(lambda: not threads_named("pw-test"))
     far.close()
     one.close()
-    Splicer().close()
+    Loop().close()
 
 
-def test_a_server_whose_other_end_cannot_be_dialled(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_whose_other_end_cannot_be_dialled(
+    loop: Loop, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     def dial() -> socket.socket:
         raise ConnectionRefusedError("not there")
 
     path = str(tmp_path / "tunnel.sock")
-    server = TunnelServer(path, dial)
+    server = TunnelServer(loop, path, dial)
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_DEADLINE_S)
     connection.connect(path)

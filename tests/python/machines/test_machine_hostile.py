@@ -183,10 +183,12 @@ def test_a_link_that_is_somebody_else_s(scene: Scene) -> None:
 
 def tunnel(scene: Scene, stack: contextlib.ExitStack) -> str:
     """The controller's gRPC server, as any machine reaches it."""
-    from pathways.agent.tunnel import TunnelServer
+    from pathways.transport.loop import Loop
+    from pathways.transport.tunnels import TunnelServer
 
     path = str(scene.folder / "t.sock")
-    server = TunnelServer(path, lambda: dial(scene.port, scene.host, "control"))
+    loop = Loop()
+    server = TunnelServer(loop, path, lambda: dial(scene.port, scene.host, "control"))
     stack.callback(os.unlink, path)
     stack.callback(server.close)
     return path

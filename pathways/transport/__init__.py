@@ -1,0 +1,18 @@
+"""The sockets of a process that lead to other machines: links, streams, tunnels, and what listens.
+
+    loop        one thread, and what listens
+    connection  bytes in and out, silence, ends
+    links       links between machines: two connections each, and one thread that sends for all of them
+    tunnels     gRPC's connections, carried over connections of a port
+
+A process has one `Loop`. A host has one for each lane and direction of its streams, because TLS keeps a core busy.
+Nothing outside this room waits for a socket of another machine, except while a connection is being opened
+(`pathways/trust`, `pathways/host/stream_sockets.py`).
+"""
+
+#: An end that has nothing to say says so at least this often, in seconds.
+HEARTBEAT_S = 1.0
+#: Who has not answered a heartbeat for this long, in seconds, counts as gone.
+ANSWER_S = 3.5
+#: An end of which nothing was heard for this long, in seconds, counts as gone.
+SILENCE_S = HEARTBEAT_S + ANSWER_S
