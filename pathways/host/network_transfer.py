@@ -6,7 +6,7 @@ into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long on
 receiver answers once: it is written completely, or why it never will be. The receiving host sees by itself what has
 come; no record goes by way of the controller's machine for it. A short transfer may come before its receive has memory:
 then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered transfers have failed; the next outgoing
-transfer opens a new stream. The kernel ends a stream whose other machine was silent for `wire.SILENCE_S`
+transfer opens a new stream. The kernel ends a stream whose other machine was silent for `ANSWER_S`
 (pathways/host/stream_sockets.py).
 
 `jax.experimental.transfer` is not used, for two reasons. It has no call to withdraw an offer, so what a sender offers
@@ -22,17 +22,20 @@ are modelled: there, streams use Unix sockets in the cluster's directory, which 
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pathways import _core, errors
 from pathways.host import stream_sockets
+from pathways.transport.connection import Connection, Pair, Parser
+from pathways.transport.loop import Loop
 from pathways.trust.credentials import Credentials
 from pathways.trust.identity import Identity
 
@@ -44,6 +47,7 @@ _PREFIX_BYTES = 4 << 10  # of a message, in which the head of a chunk is looked 
 _AT_ONCE_BYTES = 8 << 10  # fits into the kernel's empty buffers, so the thread that sends it does not wait
 _QUIET_S = 200e-6  # after so long without a transfer, the next one is no part of a flood, which is sent in batches
 _MOST_LANES = 4
+_TURN_MESSAGES = 8  # after so many, a stream lets the others of its loop take their turn
 # How an outgoing transfer ended: its order and node, and the bytes of the error's text that follow; 0: it is complete.
 _ANSWER = struct.Struct("<QII")
 _REFUSED = (1 << 32) - 1  # instead of a node: the whole stream is refused, as the text says
@@ -89,15 +93,20 @@ class Streams:
         """
         self._core = core
         self._credentials = credentials
+        # TLS keeps a core busy: so there is a loop for each lane, and one for each direction.
+        count = lanes(bool(credentials))
+        self._loops = [Loops(Loop("pw-streams-out"), Loop("pw-streams-in")) for _ in range(count)]
+        self._next_loop = itertools.cycle(self._loops)
+        self._incoming: set[Pair] = set()
         self._machines = {peer: _parsed(there)[0] for peer, there in far.items()}  # of the hosts, by their names
         self._lanes = {peer: self._lanes_to(_parsed(there)[1]) for peer, there in far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.set_far(peer)
-        self._listener = stream_sockets.StreamListener(address, credentials, self._receive)
+        self._listener = stream_sockets.StreamListener(self._loops[0].receive, address, credentials, self._receive)
 
     def _lanes_to(self, address: str) -> list[_HostStream]:
-        return [_HostStream(self._core, address, self._credentials) for _ in range(lanes(bool(self._credentials)))]
+        return [_HostStream(self._core, address, self._credentials, loops) for loops in self._loops]
 
     def send(self, outgoing: Any) -> None:
         """Sends an outgoing transfer to its destination; calls `core.remote_send_done` at its end."""
@@ -139,10 +148,36 @@ class Streams:
             for lane in to_one:
                 lane.stop()
         self._listener.close()
+        for stream in list(self._incoming):
+            stream.close()
+            for connection in stream.connections:
+                connection.sock.close()
+        for loops in self._loops:
+            for loop in loops:
+                loop.close()
 
     def _receive(self, sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
+        """Serves a stream to this host."""
+        loop, frames = next(self._next_loop).receive, stream_sockets.Frames()
+
+        def ended(why: str) -> None:
+            if frames.is_within:
+                print(f"a stream from {sender or 'a host'} broke: {why}", file=sys.stderr, flush=True)
+            self._incoming.discard(stream)
+            answers.close()
+            messages.close()
+
+        stream = Pair(ended)
+        self._incoming.add(stream)
+        reply = Connection(loop, answers, stream.ended)
+        parser = self._take_all(frames, sender, lambda data: reply.send(memoryview(data), stays=True))
+        stream.start(reply, Connection(loop, messages, stream.ended, parse=parser))
+
+    def _take_all(
+        self, frames: stream_sockets.Frames, sender: Identity | None, answer: Callable[[bytes], object]
+    ) -> Parser:
+        """Takes what a stream brings, and answers."""
         delivery = self._delivery if sender is None else self._delivery_for(sender)
-        frames = stream_sockets.Frames(messages)
         reply = bytearray()
 
         def keep_early(order: int, node: int, host: int, chunk: memoryview) -> bool:
@@ -152,31 +187,34 @@ class Streams:
             return True
 
         try:
-            while (length := frames.begin()) is not None:
-                reply.clear()
-                for order, node, host, error in self._take(frames, length, delivery, keep_early):
+            while True:
+                for order, node, host, error in (yield from self._take(frames, delivery, keep_early)):
                     # No name for it: what it refers to must go before the next message comes.
                     has_waited = self._waiting.pop((order, node, host), None) is not None
                     if has_waited and error is None:
                         self._core.arrived(order, node, host)
                     reply += _answer(order, node, error)
                 if reply:
-                    answers.sendall(reply)
+                    answer(bytes(reply))
+                    reply.clear()
         except (errors.PermissionDeniedError, RuntimeError) as error:  # who may not send that, and what is no message
-            print(f"a stream from {sender or 'a host'} is refused: {error}", file=sys.stderr, flush=True)
-            answers.sendall(_answer(0, _REFUSED, str(error)))
+            answer(_answer(0, _REFUSED, str(error)))
+            raise RuntimeError(f"what {sender or 'a host'} sends is refused: {error}") from error
 
     @staticmethod
     def _take(
-        frames: stream_sockets.Frames, length: int, delivery: Callable[[int, int, int], Any], keep_early: Any
-    ) -> list[tuple[int, int, int, str | None]]:
+        frames: stream_sockets.Frames, delivery: Callable[[int, int, int], Any], keep_early: Any
+    ) -> Generator[memoryview, int, list[tuple[int, int, int, str | None]]]:
         """Takes a message, and says which transfers it ends and how."""
-        place = _core.place(frames.peek(_PREFIX_BYTES), length, delivery) if length >= _PIECE_BYTES else None
-        if place is not None:
-            order, node, host, incoming, skipped, memory = place
-            frames.rest_into(skipped, memory)
-            return [(order, node, host, None)] if incoming.is_over else []
-        return _core.unpack(frames.whole(), delivery, keep_early)
+        length = yield from frames.begin()
+        if length >= _PIECE_BYTES:
+            place = _core.place((yield from frames.peek(_PREFIX_BYTES)), length, delivery)
+            if place is not None:
+                order, node, host, incoming, skipped, memory = place
+                yield from frames.rest_into(skipped, memory)
+                return [(order, node, host, None)] if incoming.is_over else []
+        found: list[tuple[int, int, int, str | None]] = _core.unpack((yield from frames.whole()), delivery, keep_early)
+        return found
 
     def _delivery(self, order: int, node: int, host: int) -> Any:
         return self._waiting.get((order, node, host))
@@ -194,182 +232,168 @@ class Streams:
         return delivery
 
 
-class _HostStream:
-    """The sending end to one host: outgoing transfers that are queued, and those that the host has not answered yet."""
+class Loops(NamedTuple):
+    """Who serves the streams of a lane."""
 
-    def __init__(self, core: Any, address: str, credentials: str) -> None:
+    send: Loop
+    receive: Loop
+
+
+class _HostStream:
+    """The sending end to one host: outgoing transfers that are queued, and those that the host has not answered yet.
+
+    The loop sends; the enqueue thread sends what is small itself, while nothing else is under way.
+    """
+
+    def __init__(self, core: Any, address: str, credentials: str, loops: Loops) -> None:
         self._core = core
         self._address = address
         self._credentials = credentials
-        self._lock = threading.Condition()  # guards the fields below
+        self._loops = loops
+        self._lock = threading.Lock()  # guards the fields below; who holds it uses no connection
         self._short: list[Any] = []
         self._long: list[Any] = []
         self._open: dict[tuple[int, int], Any] = {}  # not answered yet, by order and node
-        self._stream: _Stream | None = None
+        self._stream: Pair | None = None
+        self._messages: Connection | None = None  # of the stream, when it is open
         self._stopped = False
         self._last_s = 0.0  # when the last transfer came
         self.queued_bytes = 0  # of what is not answered yet; a stale value does no harm
+        # Those that follow are of who holds the lock of the connection for messages.
+        self._buffer = stream_sockets.FrameBuffer()
+        self._picked: Any = None  # what is being sent stays until then
 
     def send(self, outgoing: Any) -> None:
         """Sends an outgoing transfer, or queues it. Opens the stream if there is none."""
         with self._lock:
-            if not self._stopped:
+            is_stopped = self._stopped
+            if not is_stopped:
                 now = time.monotonic()
                 is_quiet = not self._open and now - self._last_s > _QUIET_S
                 self._last_s = now
                 self._open[outgoing.order, outgoing.node] = outgoing
                 self.queued_bytes += outgoing.nbytes
                 if self._stream is None:
-                    self._stream = _Stream(self, self._address, self._credentials)
-                elif is_quiet and outgoing.nbytes <= _AT_ONCE_BYTES and self._stream.send_at_once(outgoing):
-                    return
-                (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
-                self._lock.notify_all()
-                return
-        self._fail(outgoing, "the host is lost")
+                    self._stream = stream = Pair(lambda why: self._broken(stream, why))
+                    threading.Thread(target=self._connect, args=(stream,), name="pw-stream", daemon=True).start()
+                messages = self._messages
+        if is_stopped:
+            self._fail(outgoing, "the host is lost")
+        elif not (
+            is_quiet and outgoing.nbytes <= _AT_ONCE_BYTES and messages and self._send_at_once(messages, outgoing)
+        ):
+            with self._lock:
+                if (outgoing.order, outgoing.node) in self._open:  # else its stream has broken meanwhile
+                    (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
+                messages = self._messages
+            if messages is not None:
+                messages.ask()
 
     def stop(self) -> None:
         """Ends the stream."""
         with self._lock:
             self._stopped = True
             stream = self._stream
-            self._lock.notify_all()
         if stream is not None:
-            stream.cancel()
+            stream.ended("the host is lost")
 
-    def next_message(self, stream: _Stream, to: stream_sockets.FrameBuffer) -> tuple[int, memoryview | None, Any]:
-        """Waits until there is something to send, and writes the next message.
+    def _connect(self, stream: Pair) -> None:
+        """Opens a stream, which may wait; streams to other hosts do not wait for it."""
+        try:
+            if not self._address:
+                raise ConnectionError("the host is lost")
+            # Loaded again for each stream: the agent renews them.
+            own = Credentials.load(self._credentials) if self._credentials else None
+            sockets = stream_sockets.connect(self._address, own)
+        except Exception as error:  # every transfer must get an answer, so report any error
+            stream.ended(f"{type(error).__name__}: {error}")
+            return
+        answers = Connection(self._loops.receive, sockets[0], stream.ended, parse=self._hear_answers())
+        messages = Connection(self._loops.send, sockets[1], stream.ended, on_room=self._send)
+        stream.start(answers, messages)
+        if stream.is_over:  # meanwhile
+            stream.close()
+            for connection in sockets:
+                connection.close()
+            return
+        with self._lock:
+            if self._stream is stream:
+                self._messages = messages
+        messages.ask()
 
-        Returns its bytes in `to`, 0 if this stream is over; bytes that follow, and what keeps them there.
-        """
-        with self._lock:
-            while not self._short and not self._long and self._stream is stream and not self._stopped:
-                self._lock.wait()
-            if self._stream is not stream or self._stopped:
-                return 0, None, None
-            picked = [*self._short, *self._long]
-            has_short = bool(self._short)
-        # Long ones take turns.
-        piece = None if has_short else _core.pack_head(picked[0], _PIECE_BYTES, MESSAGE_BYTES, to.room)
-        count: int = piece[0] if piece is not None else _core.pack(picked, MESSAGE_BYTES, to.room)
-        with self._lock:
-            self._short = [outgoing for outgoing in self._short if not outgoing.is_over]
-            self._long = [outgoing for outgoing in self._long[1:] + self._long[:1] if not outgoing.is_over]
-        return count, None if piece is None else piece[1], picked
+    def _send_at_once(self, messages: Connection, outgoing: Any) -> bool:
+        """Sends a small transfer from the calling thread. False: it must be queued."""
+        if not messages.lock.acquire(blocking=False):
+            return False
+        try:
+            if messages.kept_bytes or messages.is_over:
+                return False
+            self._picked = outgoing
+            self._buffer.send(messages, _core.pack([outgoing], MESSAGE_BYTES, self._buffer.room))
+            if not messages.kept_bytes:
+                self._picked = None
+        finally:
+            messages.lock.release()
+        return True
 
-    def delivered(self, order: int, node: int, error: str | None) -> None:
-        """Takes the other end's answer: how an outgoing transfer ended."""
-        with self._lock:
-            outgoing = self._open.pop((order, node), None)
+    def _send(self) -> None:
+        """Sends what is queued, as far as the connection takes it. By the loop, when the connection keeps nothing."""
+        messages = self._messages
+        if messages is None:
+            return
+        for _ in range(_TURN_MESSAGES):
+            self._picked = None  # it has been sent
+            with self._lock:
+                picked = [*self._short, *self._long]
+                has_short = bool(self._short)
+            if not picked:
+                return
+            # Long ones take turns.
+            piece = None if has_short else _core.pack_head(picked[0], _PIECE_BYTES, MESSAGE_BYTES, self._buffer.room)
+            count = _core.pack(picked, MESSAGE_BYTES, self._buffer.room) if piece is None else piece[0]
+            with self._lock:
+                self._short = [outgoing for outgoing in self._short if not outgoing.is_over]
+                self._long = [outgoing for outgoing in self._long[1:] + self._long[:1] if not outgoing.is_over]
+            self._picked = picked
+            self._buffer.send(messages, count, None if piece is None else piece[1])
+            if messages.kept_bytes:
+                return
+        messages.ask()  # the others of the loop take their turn
+
+    def _hear_answers(self) -> Parser:
+        """Takes the other end's answers: how outgoing transfers ended."""
+        reader = stream_sockets.Reader()
+        while True:
+            order, node, length = _ANSWER.unpack((yield from reader.take(_ANSWER.size)))
+            if length > stream_sockets.MOST_FRAME_BYTES:
+                raise RuntimeError(f"an answer has {length} bytes")
+            text = bytes((yield from reader.take(length))).decode()
+            if node == _REFUSED:
+                raise RuntimeError(text)
+            with self._lock:
+                outgoing = self._open.pop((order, node), None)
+                if outgoing is not None:
+                    self.queued_bytes -= outgoing.nbytes
             if outgoing is not None:
-                self.queued_bytes -= outgoing.nbytes
-        if outgoing is not None:
-            self._core.remote_send_done(outgoing, error)
+                self._core.remote_send_done(outgoing, text if length else None)
 
-    def broken(self, stream: _Stream, why: str) -> None:
+    def _broken(self, stream: Pair, why: str) -> None:
         """Fails all unanswered transfers of a stream that is over."""
+        for connection in stream.connections:
+            connection.sock.close()
         with self._lock:
             if self._stream is not stream:
                 return
-            self._stream = None
+            self._stream = self._messages = None
             lost = list(self._open.values())
             self._short, self._long = [], []
             self._open.clear()
             self.queued_bytes = 0
-            self._lock.notify_all()
+        if lost and not self._stopped:
+            print(f"a stream to {self._address} broke: {why}", file=sys.stderr, flush=True)
         for outgoing in lost:
             self._fail(outgoing, why)
 
     def _fail(self, outgoing: Any, why: str) -> None:
         text = f"ComputationError: a transfer to host {outgoing.destination} failed, for its stream broke: {why}"
         self._core.remote_send_done(outgoing, text)
-
-
-class _Stream:
-    """One stream to another host. A thread sends the messages of the `_HostStream`; another one reads the answers. The
-    enqueue thread sends what is small itself, while nothing else is under way.
-    """
-
-    def __init__(self, stream_out: _HostStream, address: str, credentials: str) -> None:
-        self._stream_out = stream_out
-        self._address = address
-        self._credentials = credentials
-        self._lock = threading.Lock()  # guards the fields below
-        self._connections: tuple[socket.socket, ...] = ()
-        self._cancelled = False
-        self._sending = threading.Lock()  # held by the thread that uses the connection for messages
-        self._small = stream_sockets.FrameBuffer()
-        threading.Thread(target=self._run, args=(self._send,), name="pw-stream", daemon=True).start()
-
-    def cancel(self) -> None:
-        """Makes the threads end."""
-        with self._lock:
-            self._cancelled = True
-            for connection in self._connections:
-                stream_sockets.end(connection)
-
-    def send_at_once(self, outgoing: Any) -> bool:
-        """Sends a small transfer from the calling thread. False: it must be queued. If the stream breaks at it, the
-        thread that reads the answers reports that.
-        """
-        if not self._connections or not self._sending.acquire(blocking=False):
-            return False
-        try:
-            self._small.send(self._connections[1], _core.pack([outgoing], MESSAGE_BYTES, self._small.room))
-        except OSError:
-            self.cancel()
-        finally:
-            self._sending.release()
-        return True
-
-    def _run(self, work: Any, *arguments: Any) -> None:
-        why = "the host is lost"
-        try:
-            why = work(*arguments) or why
-        except Exception as error:  # every transfer that was sent must get an answer, so report any error
-            why = f"{type(error).__name__}: {error}"
-            if not self._cancelled:
-                print(f"a stream to {self._address} broke: {why}", file=sys.stderr, flush=True)
-        self._stream_out.broken(self, why)
-        self.cancel()
-
-    def _send(self) -> str | None:
-        if not self._address:
-            return None
-        # Loaded again for each stream: the agent renews them.
-        own = Credentials.load(self._credentials) if self._credentials else None
-        answers, messages = stream_sockets.connect(self._address, own)
-        with self._lock:
-            self._connections = (answers, messages)
-        with answers, messages:
-            if self._cancelled:
-                return None
-            reader = threading.Thread(
-                target=self._run, args=(self._read_answers, answers), name="pw-answers", daemon=True
-            )
-            reader.start()
-            buffer = stream_sockets.FrameBuffer()
-            try:
-                while True:
-                    count, payload, picked = self._stream_out.next_message(self, buffer)
-                    if count == 0:
-                        break
-                    with self._sending:
-                        buffer.send(messages, count, payload)
-                    del payload, picked  # until here, they were there to be sent
-            finally:
-                self.cancel()
-                reader.join()
-        return None
-
-    def _read_answers(self, answers: socket.socket) -> str:
-        head = memoryview(bytearray(_ANSWER.size))
-        while stream_sockets.read_all(answers, head):
-            order, node, length = _ANSWER.unpack(head)
-            text = bytearray(length)
-            if length and not stream_sockets.read_all(answers, memoryview(text)):
-                break
-            if node == _REFUSED:
-                return text.decode()
-            self._stream_out.delivered(order, node, text.decode() if length else None)
-        return "the other end closed it"

@@ -1,15 +1,15 @@
-"""The connections of streams between hosts on different machines, and the frames on them.
+"""The connections of streams between hosts on different machines: how they are opened, and the frames on them.
 
-A stream is two connections, one per direction, because OpenSSL does not let two threads read and write one connection
-at the same time. On the first one the receiver answers, on the second one the sender sends messages. Both begin with
-the stream's number, which the sender draws, so that the receiver knows which two belong together.
+A stream is two connections, one per direction (pathways/transport/loop.py). On the first one the receiver answers, on
+the second one the sender sends messages. Both begin with the stream's number, which the sender draws, so that the
+receiver knows which two belong together.
 
 Sockets and not gRPC: gRPC copies every message twice more at each end, and hands it through three of its threads.
 
 A frame is a head of 16 bytes, which begins with the length, and then the bytes. With this head a message begins at a
 multiple of 16, as its chunks want it (csrc/bulk/network_transfer.cc).
 
-Threading: any thread may call; one thread at a time uses a connection.
+Threading: any thread may call; a thread waits for a connection while it is being opened, and then a loop serves it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import ssl
 import struct
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from pathways import errors
-from pathways.protocol import wire
+from pathways.transport import ANSWER_S, HEARTBEAT_S
+from pathways.transport.connection import Connection
+from pathways.transport.loop import Listener, Loop
 from pathways.trust.address import Address
 from pathways.trust.credentials import Credentials
 from pathways.trust.identity import Identity, Role, identity_of, server_name
@@ -40,7 +41,6 @@ _LEAST_BUFFER = (1 << 20) + _FRAME.size
 _MOST_AHEAD = 32 << 10  # bytes that are read before it is known where they belong
 _VERDICT = struct.Struct("<I")  # bytes of the text that follows, which says why the stream is refused; 0: it is not
 _HELLO_S = 10.0
-_RETRY_S = 0.05
 _MOST_ARRIVING = 64  # connections that have not said yet what they are, or whose stream has no messages yet
 
 Serve = Callable[[Identity | None, socket.socket, socket.socket], None]
@@ -56,9 +56,9 @@ def _watch(connection: socket.socket) -> None:
         return
     for option, value in (
         (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, int(wire.HEARTBEAT_S)),
-        (socket.TCP_KEEPINTVL, int(wire.HEARTBEAT_S)),
-        (socket.TCP_USER_TIMEOUT, int(wire.SILENCE_S * 1e3)),
+        (socket.TCP_KEEPIDLE, int(HEARTBEAT_S)),
+        (socket.TCP_KEEPINTVL, int(HEARTBEAT_S)),
+        (socket.TCP_USER_TIMEOUT, int(ANSWER_S * 1e3)),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -125,16 +125,17 @@ def _open(address: str, own: Credentials | None, number: bytes, which: int) -> s
 
 
 class StreamListener:
-    """Takes streams, and serves each one with a thread of its own."""
+    """Takes streams, and hands each one over."""
 
-    def __init__(self, address: str, credentials: str, serve: Serve) -> None:
+    def __init__(self, loop: Loop, address: str, credentials: str, serve: Serve) -> None:
         """Listens.
 
         Args:
+            loop: takes the connections.
             address: `unix:PATH`, or `HOST:PORT`.
             credentials: the file of the machine's credentials; empty: streams are not encrypted.
             serve: called with who sends (None: streams are not encrypted), the connection for answers, and that of
-                the messages.
+                the messages, which are its from then on.
 
         Raises:
             OSError: cannot listen at the address.
@@ -143,48 +144,40 @@ class StreamListener:
         self._serve = serve
         self._lock = threading.Lock()  # guards the fields below
         self._answers: dict[bytes, socket.socket] = {}  # by the numbers of streams that have no messages yet
-        self._connections: set[socket.socket] = set()  # of streams that are served
         self._is_over = False
         self._arriving = threading.BoundedSemaphore(_MOST_ARRIVING)
         path = _unix_path(address)
         if path is None:
             there = Address.parse(address)
             # The agent keeps the port reserved for this host by a socket of its own, which does not listen.
-            self._listener = socket.create_server(
+            listener = socket.create_server(
                 (there.host, there.port),
                 family=socket.AF_INET6 if ":" in there.host else socket.AF_INET,
                 reuse_port=True,
                 dualstack_ipv6=there.host == "::",
             )
         else:
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(path)
-            self._listener.listen()
-        threading.Thread(target=self._accept, name="pw-streams", daemon=True).start()
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen()
+        self._listener = Listener(loop, listener, self._accept)
 
     def close(self) -> None:
-        """Ends all streams, and takes no more."""
+        """Takes no more streams."""
         with self._lock:
             self._is_over = True
-            served, waiting = list(self._connections), list(self._answers.values())
+            waiting = list(self._answers.values())
             self._answers.clear()
-        for connection in (self._listener, *served, *waiting):
-            end(connection)
-        for connection in (self._listener, *waiting):  # those that are served are closed by their threads
+        self._listener.close()
+        for connection in waiting:
             connection.close()
 
-    def _accept(self) -> None:
-        while not self._is_over:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                time.sleep(_RETRY_S)  # too many files are open, or this end closes
-                continue
-            # In a flood, an honest host finds its connection closed, and opens another one for its next transfer.
-            if not self._arriving.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._arrive, args=(connection,), name="pw-stream", daemon=True).start()
+    def _accept(self, connection: socket.socket, _: object) -> None:
+        # In a flood, an honest host finds its connection closed, and opens another one for its next transfer.
+        if not self._arriving.acquire(blocking=False):
+            connection.close()
+            return
+        threading.Thread(target=self._arrive, args=(connection,), name="pw-stream", daemon=True).start()
 
     def _arrive(self, connection: socket.socket) -> None:
         try:
@@ -194,27 +187,12 @@ class StreamListener:
             finally:
                 self._arriving.release()
         except (OSError, errors.PathwaysError) as error:
-            self._say(f"a stream is refused: {error}")
+            if not self._is_over:
+                print(f"a stream is refused: {error}", file=sys.stderr, flush=True)
             connection.close()
             return
         if stream is not None:
-            self._run(stream)
-
-    def _run(self, stream: tuple[socket.socket, socket.socket]) -> None:
-        try:
             self._serve(_identity(stream[1]), *stream)
-        except (OSError, RuntimeError) as error:
-            self._say(f"a stream from another host broke: {error}")
-        finally:
-            with self._lock:
-                self._connections.difference_update(stream)
-            for connection in stream:
-                end(connection)
-                connection.close()
-
-    def _say(self, what: str) -> None:
-        if not self._is_over:
-            print(what, file=sys.stderr, flush=True)
 
     def _secured(self, connection: socket.socket) -> socket.socket:
         connection.settimeout(_HELLO_S)
@@ -249,7 +227,6 @@ class StreamListener:
                 answers = self._answers.pop(number, None)
                 if answers is None:
                     raise ConnectionError("messages came for a stream that nobody has opened")
-                self._connections |= {answers, connection}
                 return answers, connection
         connection.sendall(_VERDICT.pack(0))
         return None
@@ -277,59 +254,28 @@ def read_all(connection: socket.socket, into: memoryview) -> bool:
     return True
 
 
-class Frames:
-    """Reads frames from a connection: `begin`, then `whole`, or after a look at the first bytes `rest_into`. What it
-    returns is good until the next call.
+class Reader:
+    """Reads what comes on a connection: its methods are parts of a parser (see `Connection`). What they return is good
+    until the next call.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = memoryview(bytearray(_LEAST_BUFFER))
+    def __init__(self, least_buffer: int = _MOST_AHEAD) -> None:
+        self._buffer = memoryview(bytearray(least_buffer))
         self._begin = self._end = 0  # the bytes that were read and not returned
-        self._length = 0  # of the frame that has begun
+        self.is_within = False  # the other end has said a part of something
 
-    def begin(self) -> int | None:
-        """The bytes of the next frame; None: the other end has closed the connection.
-
-        Raises:
-            ConnectionError: the frame is too long, or cut off.
-        """
-        if not self._fill(_FRAME.size, is_new=True):
-            return None
-        length, _ = _FRAME.unpack_from(self._buffer, self._begin)
-        if length > MOST_FRAME_BYTES:
-            raise ConnectionError(f"a message of {length} bytes is longer than the longest, {MOST_FRAME_BYTES}")
-        self._begin += _FRAME.size
-        self._length = length
-        return length
-
-    def peek(self, count: int) -> memoryview:
-        """The first bytes of the frame: so many, or all of them."""
-        count = min(count, self._length)
-        self._fill(count)
-        return self._buffer[self._begin : self._begin + count]
-
-    def whole(self) -> memoryview:
-        """The frame."""
-        self._fill(self._length)
+    def take(self, count: int) -> Generator[memoryview, int, memoryview]:
+        """The next bytes."""
+        yield from self._fill(count)
         begin = self._begin
-        self._begin += self._length
+        self._begin += count
         return self._buffer[begin : self._begin]
 
-    def rest_into(self, skipped: int, into: memoryview) -> None:
-        """Reads the frame from byte `skipped` on into memory of just that size."""
-        begin = self._begin + skipped
-        have = min(self._end - begin, len(into))
-        into[:have] = self._buffer[begin : begin + have]
-        self._begin = begin + have
-        if have < len(into) and not read_all(self._connection, into[have:]):
-            raise ConnectionError("a message is cut off")
-
-    def _fill(self, count: int, is_new: bool = False) -> bool:
-        """Reads until `count` bytes are there. False: there is nothing more, and a frame would begin here."""
+    def _fill(self, count: int) -> Generator[memoryview, int, None]:
+        """Reads until `count` bytes are there."""
         have = self._end - self._begin
         if have >= count:
-            return True
+            return
         if self._begin + count > len(self._buffer) or have == 0:
             old = self._buffer[self._begin : self._end]
             if count > len(self._buffer):
@@ -338,13 +284,48 @@ class Frames:
             self._begin, self._end = 0, have
         while self._end - self._begin < count:
             most = max(_MOST_AHEAD, self._begin + count - self._end)
-            got = self._connection.recv_into(self._buffer[self._end : self._end + most])
-            if got == 0:
-                if self._end == self._begin and is_new:
-                    return False
-                raise ConnectionError("a message is cut off")
-            self._end += got
-        return True
+            self._end += yield self._buffer[self._end : self._end + most]
+            self.is_within = True
+
+
+class Frames(Reader):
+    """Reads frames: `begin`, then `whole`, or after a look at the first bytes `rest_into`."""
+
+    def __init__(self) -> None:
+        super().__init__(_LEAST_BUFFER)
+        self._length = 0  # of the frame that has begun
+
+    def begin(self) -> Generator[memoryview, int, int]:
+        """The bytes of the next frame.
+
+        Raises:
+            ConnectionError: it is too long.
+        """
+        self.is_within = self._begin != self._end
+        length, _ = _FRAME.unpack((yield from self.take(_FRAME.size)))
+        if length > MOST_FRAME_BYTES:
+            raise ConnectionError(f"a message of {length} bytes is longer than the longest, {MOST_FRAME_BYTES}")
+        self._length = length
+        return int(length)
+
+    def peek(self, count: int) -> Generator[memoryview, int, memoryview]:
+        """The first bytes of the frame: so many, or all of them."""
+        count = min(count, self._length)
+        yield from self._fill(count)
+        return self._buffer[self._begin : self._begin + count]
+
+    def whole(self) -> Generator[memoryview, int, memoryview]:
+        """The frame."""
+        return (yield from self.take(self._length))
+
+    def rest_into(self, skipped: int, into: memoryview) -> Generator[memoryview, int, None]:
+        """Reads the frame from byte `skipped` on into memory of just that size."""
+        begin = self._begin + skipped
+        have = min(self._end - begin, len(into))
+        into[:have] = self._buffer[begin : begin + have]
+        self._begin = begin + have
+        while have < len(into):
+            have += yield into[have:]
 
 
 class FrameBuffer:
@@ -359,9 +340,11 @@ class FrameBuffer:
             self._buffer = memoryview(bytearray(_FRAME.size + count))
         return self._buffer[_FRAME.size : _FRAME.size + count]
 
-    def send(self, connection: socket.socket, count: int, payload: memoryview | None = None) -> None:
-        """Sends the first `count` bytes of the room, and the bytes that follow, as a frame."""
+    def send(self, connection: Connection, count: int, payload: memoryview | None = None) -> None:
+        """Sends the first `count` bytes of the room, and the bytes that follow, as a frame. All must stay as they are
+        while the connection keeps something.
+        """
         _FRAME.pack_into(self._buffer, 0, count + (0 if payload is None else len(payload)), 0)
-        connection.sendall(self._buffer[: _FRAME.size + count])
+        connection.send(self._buffer[: _FRAME.size + count], stays=True)
         if payload is not None:
-            connection.sendall(payload)
+            connection.send(payload, stays=True)

@@ -31,6 +31,7 @@ from typing import Any
 from pathways.transport.loop import BUFFER_BYTES, Loop, Served
 
 _RECORD_BYTES = 1 << 14  # TLS decrypts so many at a time; who has sent as many has probably sent more
+_AT_A_TIME = 1 << 17  # of what is sure to come, the loop is woken for so many bytes
 _WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _TCP_THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h; Python's socket module does not have it
@@ -88,6 +89,7 @@ class Connection(Served):
         self._deadline, self._late = math.inf, ""
         self._heard_at = self._taken_at = time.monotonic()
         self._waiting = 0  # bytes in the kernel, when it was looked at last
+        self._low_water = 1
 
     def start(self) -> None:
         """Serves it from now on."""
@@ -243,8 +245,18 @@ class Connection(Served):
             left -= count
             if count and self._parse is not None:
                 self._place = self._parse.send(count)
+        if self._silence_s == math.inf and not self.is_over:
+            self._wait_for_more()
         if self._is_secure and not self.is_over and self.sock.pending():  # type: ignore[attr-defined]
             self.loop.again(self, select.EPOLLIN)  # epoll does not see what TLS has decrypted
+
+    def _wait_for_more(self) -> None:
+        """Has the kernel wake the loop when much has come, if much is sure to come."""
+        sure = 0 if self._place is self.loop.buffer else len(self._place)
+        low_water = min(_AT_A_TIME, sure // 2) if sure > 4 * _RECORD_BYTES else 1
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def _read(self, into: memoryview) -> tuple[int, bool]:
         """Reads what has come: how many bytes, and whether it is probably all; if it is not, epoll says so."""

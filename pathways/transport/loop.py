@@ -134,24 +134,28 @@ class Loop:
     def _run(self) -> None:
         next_look = 0.0
         while True:
-            with self._lock:
-                if self._is_closed and not self._served:
-                    self._free()
-                    return
-                again, self._again = self._again, {}
-                looked_after = list(self._looked_after)
-            for served, events in again.items():
-                served.turn(events)
-            if (now := time.monotonic()) >= next_look:
+            if self._is_closed:
+                with self._lock:
+                    if not self._served:
+                        self._free()
+                        return
+            timeout = 0 if self._again else LOOK_S if self._looked_after else None
+            for descriptor, events in self._epoll.poll(timeout):
+                if (found := self._served.get(descriptor)) is not None:
+                    found.turn(events)
+                elif descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+            if self._again:
+                with self._lock:
+                    again, self._again = self._again, {}
+                for served, events in again.items():
+                    served.turn(events)
+            if self._looked_after and (now := time.monotonic()) >= next_look:
                 next_look = now + LOOK_S
+                with self._lock:
+                    looked_after = list(self._looked_after)
                 for served in looked_after:
                     served.look(now)
-            timeout = 0 if self._again else LOOK_S if looked_after else None
-            for descriptor, events in self._epoll.poll(timeout):
-                if descriptor == self._wake:
-                    os.eventfd_read(self._wake)
-                elif (found := self._served.get(descriptor)) is not None:
-                    found.turn(events)
 
 
 class Listener(Served):

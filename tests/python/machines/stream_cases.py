@@ -5,12 +5,46 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 from pathways.host import stream_sockets
 from pathways.trust import Credentials
 
 _REFUSED = (1 << 32) - 1
+_T = TypeVar("_T")
+
+
+class BlockingFrames:
+    """Reads frames of a socket that waits, as a loop does of one that does not."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.frames = stream_sockets.Frames()
+        self._sock = sock
+
+    def read(self, part: Generator[memoryview, int, _T]) -> _T | None:
+        """Does a part of a parser. None: the other end has closed the connection between two frames.
+
+        Raises:
+            ConnectionError: it has closed it within one.
+        """
+        try:
+            place = next(part)
+            while count := self._sock.recv_into(place):
+                place = part.send(count)
+        except StopIteration as end:
+            found: _T = end.value
+            return found
+        if self.frames.is_within:
+            raise ConnectionError("a message is cut off")
+        return None
+
+    def each(self, do: Callable[[bytes], Any]) -> None:
+        """Hands each message over, until the end."""
+        while self.read(self.frames.begin()) is not None:
+            whole = self.read(self.frames.whole())
+            assert whole is not None
+            do(bytes(whole))
 
 
 class StreamRefusedError(Exception):

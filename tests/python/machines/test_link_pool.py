@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -20,7 +21,7 @@ import pytest
 from pathways import _native
 from pathways.transport import links, tunnels
 from pathways.transport.links import Links
-from pathways.transport.loop import Loop
+from pathways.transport.loop import Listener, Loop
 from pathways.transport.tunnels import Tunnels, TunnelServer
 
 _DEADLINE_S = 20.0
@@ -459,3 +460,32 @@ def test_a_server_whose_other_end_cannot_be_dialled(
     connection.close()
     server.close()
     assert "a tunnel to the controller could not be opened: not there" in capfd.readouterr().err
+
+
+class Exhausted(socket.socket):
+    """A socket that listens in a process that has no descriptors for a second."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_INET)
+        self.until = time.monotonic() + 1.0
+        self.refusals = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if time.monotonic() < self.until:
+            self.refusals += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_listener_waits_until_there_are_descriptors(loop: Loop) -> None:
+    """It neither ends nor spins while there are none."""
+    listening = Exhausted()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    callers: list[socket.socket] = []
+    listener = Listener(loop, listening, lambda caller, name: callers.append(caller))
+    with socket.create_connection(listening.getsockname()):
+        wait_for(lambda: callers)
+    assert 1 <= listening.refusals <= 5
+    callers[0].close()
+    listener.close()

@@ -6,6 +6,7 @@ The other end is a listener of the test's own; packing and unpacking are native 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import struct
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from chunks import chunk
+from stream_cases import BlockingFrames
 
 from pathways import _core
 from pathways.host import network_transfer, stream_sockets
+from pathways.transport.loop import Loop
 from pathways.trust import Identity
 
 
@@ -80,24 +83,26 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
     """`way(answer)`: a way to a host that answers each message with `answer(message)`, and its core."""
     monkeypatch.setattr(_core, "pack", pack)
     stops: list[Callable[[], Any]] = []
+    loops = network_transfer.Loops(Loop(), Loop())
 
     def start(answer: Callable[[bytes], bytes]) -> tuple[Any, Core]:
         address = f"unix:{tmp_path}/{len(stops)}.sock"
 
         def receive(sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
-            frames = stream_sockets.Frames(messages)
-            while frames.begin() is not None:
-                answers.sendall(answer(bytes(frames.whole())))
+            with answers, messages, contextlib.suppress(OSError):
+                BlockingFrames(messages).each(lambda message: answers.sendall(answer(message)))
 
-        listener = stream_sockets.StreamListener(address, "", receive)
+        listener = stream_sockets.StreamListener(loops.receive, address, "", receive)
         core = Core()
-        made = network_transfer._HostStream(core, address, "")
+        made = network_transfer._HostStream(core, address, "", loops)
         stops.extend((made.stop, listener.close))
         return made, core
 
     yield start
     for stop in stops:
         stop()
+    for loop in loops:
+        loop.close()
 
 
 def test_native_code_reads_what_the_tests_write() -> None:
@@ -158,7 +163,7 @@ def test_nobody_there(way: Any) -> None:
     """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
     core = Core()
     for order, address in enumerate(("", "unix:/nowhere/at.all")):
-        lost = network_transfer._HostStream(core, address, "")
+        lost = network_transfer._HostStream(core, address, "", network_transfer.Loops(Loop(), Loop()))
         lost.send(OutgoingTransfer(order))
         (error,) = core.wait(order)
         assert error is not None and "stream" in error

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stream_cases import framed, hello
+from stream_cases import BlockingFrames, framed, hello
 from trust_cases import at_once
 
 from pathways import errors
 from pathways.host import stream_sockets
-from pathways.host.stream_sockets import FrameBuffer, Frames, StreamListener, connect
+from pathways.host.stream_sockets import FrameBuffer, StreamListener, connect
+from pathways.transport.connection import Connection
+from pathways.transport.loop import Loop
 from pathways.trust import Authority, Credentials, Identity, Role, server_name
 
 
@@ -30,22 +32,22 @@ class Listener:
         self.senders: list[str | None] = []
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
             self.address = f"127.0.0.1:{reserved.getsockname()[1]}"
-            self._listener = StreamListener(self.address, credentials, self._echo)
+            self._loop = Loop()
+            self._listener = StreamListener(self._loop, self.address, credentials, self._echo)
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
 
     def _echo(self, sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
         self.senders.append(None if sender is None else sender.name)
-        try:
-            frames = Frames(messages)
-            while frames.begin() is not None:
-                answers.sendall(frames.whole())
-            self.ends.put(None)
-        except OSError as error:
-            self.ends.put(error)
-            raise
+        with answers, messages:
+            try:
+                BlockingFrames(messages).each(answers.sendall)
+                self.ends.put(None)
+            except OSError as error:
+                self.ends.put(error)
 
     def close(self) -> None:
         self._listener.close()
+        self._loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +85,18 @@ def test_messages_and_answers(ends: tuple[Listener, str]) -> None:
     with answers, messages:
         buffer = FrameBuffer()
 
+        sent = threading.Event()
+        loop = Loop()
+        connection = Connection(loop, messages, print, on_room=sent.set)
+        connection.start()
+
         def send() -> None:
             for text in texts:
                 buffer.room(len(text))[:] = text
-                buffer.send(messages, len(text))
+                sent.clear()
+                buffer.send(connection, len(text))
+                if connection.kept_bytes:
+                    sent.wait(30)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -95,6 +105,8 @@ def test_messages_and_answers(ends: tuple[Listener, str]) -> None:
             assert stream_sockets.read_all(answers, found)
             assert found == text
         sender.join()
+        connection.end()
+        loop.close()
     assert listener.ends.get(timeout=30) is None
     assert listener.senders == ["me" if credentials else None]
 
@@ -127,20 +139,21 @@ def test_frames_however_they_are_cut() -> None:
     for cut in range(1, len(whole)):
         one, other = socket.socketpair()
         with one, other:
-            frames = Frames(one)
+            blocking = BlockingFrames(one)
+            frames, read = blocking.frames, blocking.read
             other.sendall(whole[:cut])
             other.settimeout(30)
             found = []
             rest = threading.Timer(0, lambda other=other, cut=cut: (other.sendall(whole[cut:]), other.close()))
             rest.start()
-            while (length := frames.begin()) is not None:
+            while (length := read(frames.begin())) is not None:
                 if len(found) % 2 == 0:
-                    found.append(bytes(frames.whole()))
+                    found.append(bytes(read(frames.whole()) or b""))
                     continue
-                head = bytes(frames.peek(5))
+                head = bytes(read(frames.peek(5)) or b"")
                 assert len(head) == min(5, length)
                 rest_of_it = bytearray(length - len(head) // 2)
-                frames.rest_into(len(head) // 2, memoryview(rest_of_it))
+                read(frames.rest_into(len(head) // 2, memoryview(rest_of_it)))
                 found.append(head[: len(head) // 2] + bytes(rest_of_it))
             rest.join()
         assert found == texts
@@ -160,9 +173,7 @@ def test_what_is_no_frame_ends_the_stream(sent: bytes, why: str) -> None:
         other.sendall(sent)
         other.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError, match=why):
-            frames = Frames(one)
-            frames.begin()
-            frames.whole()
+            BlockingFrames(one).each(print)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,18 @@ NOT_LABELS = {"UTF-8", "UTF-16", "UTF-32", "SHA-1"}
 JAX_PRIVATE = ("jaxlib", "jax._src", "jax.jaxlib")
 CLOCK = re.compile(r"\b(?:monotonic_ns\s*\(|\w+_clock::now\b|clock_gettime\b|gettimeofday\b)")
 CLOCK_FILES = ("csrc/sync/atomic.cc", "csrc/sync/atomic.h", "csrc/base/process.cc")  # the last one writes dates in logs
+SOCKETS = re.compile(
+    r"\bimport selectors\b|\bepoll\b|\brecv_into\b|\bSSLWant|\.sendall\(|(?<!socket)\.recv\(|\basyncio\.(?:open|start)_"
+)
+#: Where sockets may be waited for: the loop; while a connection is being opened; between processes of one machine.
+SOCKET_ROOMS = (
+    "pathways/transport/",
+    "pathways/trust/",
+    "pathways/process/",
+    "pathways/bench/",
+    "benchmarks/rivals/",
+    "pathways/host/stream_sockets.py",  # opens streams
+)
 LONGEST_HEADER = 250  # lines: what a reader takes in as one thing
 LONGEST_FILE = 500
 TOP = "pathways"  # pathways/__init__.py and __main__.py: may use everything
@@ -262,6 +274,17 @@ def clock_readers(root: pathlib.Path) -> Iterator[str]:
                 yield f"{name}:{number} reads the machine's clock: expected a Clock that its owner hands in"
 
 
+def socket_waiters(root: pathlib.Path) -> Iterator[str]:
+    """Lines that wait for the socket of another machine beside the process's one loop."""
+    for path in sorted(itertools.chain((root / "pathways").rglob("*.py"), (root / "benchmarks").rglob("*.py"))):
+        name = path.relative_to(root).as_posix()
+        if name.startswith(SOCKET_ROOMS) or GENERATED.search(name):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if SOCKETS.search(line.split("#")[0]):
+                yield f"{name}:{number} waits for a socket: expected a Connection of pathways/transport/connection.py"
+
+
 @pytest.fixture(scope="module")
 def page(root: pathlib.Path) -> str:
     return (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -316,6 +339,11 @@ def test_no_file_is_too_long(root: pathlib.Path) -> None:
 
 def test_only_one_file_of_the_core_reads_the_clock(root: pathlib.Path) -> None:
     faults = list(clock_readers(root))
+    assert not faults, "\n".join(faults)
+
+
+def test_one_loop_serves_all_sockets(root: pathlib.Path) -> None:
+    faults = list(socket_waiters(root))
     assert not faults, "\n".join(faults)
 
 
@@ -421,6 +449,16 @@ def test_a_read_of_the_clock_is_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "csrc/sync/ring.cc").write_text("clock();\nnow = monotonic_ns();\n")
     assert list(clock_readers(tmp_path)) == [
         "csrc/sync/ring.cc:2 reads the machine's clock: expected a Clock that its owner hands in"
+    ]
+
+
+def test_a_thread_that_waits_for_a_socket_is_found(tmp_path: pathlib.Path) -> None:
+    for room in ("transport", "host"):
+        (tmp_path / "pathways" / room).mkdir(parents=True)
+        (tmp_path / "pathways" / room / "a.py").write_text("import selectors\n\nsock.recv_into(room)  # a thread\n")
+    assert list(socket_waiters(tmp_path)) == [
+        f"pathways/host/a.py:{line} waits for a socket: expected a Connection of pathways/transport/connection.py"
+        for line in (1, 3)
     ]
 
 
