@@ -125,8 +125,8 @@ cdef extern from "futures/read_back.h" namespace "pathways" nogil:
     size_t kSmallBytes "pathways::ReadBackArea::kSmallBytes"
     size_t kLargeBytes "pathways::ReadBackArea::kLargeBytes"
     cdef cppclass ReadBackSlot:
-        byte* small
-        byte* large
+        byte* of(size_t)
+        void wrote(size_t, size_t, size_t) except +
 
 cdef extern from "bulk/copy_plan.h" namespace "pathways" nogil:
     cdef cppclass CopyPlan:
@@ -336,18 +336,16 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
         uint64_t device_bytes
         Quirks quirks
         uint32_t batch
-    cdef int32_t NEAR "pathways::kNear"
     cdef cppclass CppHost "pathways::Host":
         CppHost(HostOptions, vector[HostView], ControllerBlock*, SendingBackend&, vector[int32_t]) except +
         void add_plan(uint32_t, Plan, uint32_t) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void remove_plan(uint32_t) except +
-        void attach_client(uint32_t, ClientView, uint32_t, cbool) except +
+        void attach_client(uint32_t, ClientView, uint32_t) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
         void task_answered(uint64_t) except +
         void launched(uint64_t, uint32_t, vector[Value], optional[string]) except +
-        void replace_peer(uint32_t, HostView, uint64_t) except +
-        void replace_far_peer(uint32_t, int32_t, uint64_t) except +
+        void open_peer(uint32_t, HostView, int32_t, uint64_t) except +
         uint64_t peers_replaced()
         uint32_t step() except +
         uint32_t ticket()
@@ -357,7 +355,8 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
 
 cdef extern from "host/swapping_host_for_testing.h" namespace "pathways" nogil:
     cdef cppclass SwappingHostForTesting(CppHost):
-        SwappingHostForTesting(uint32_t, HostOptions, vector[HostView], ControllerBlock*, SendingBackend&) except +
+        SwappingHostForTesting(uint32_t, HostOptions, vector[HostView], ControllerBlock*, SendingBackend&,
+                               vector[int32_t]) except +
 
 cdef extern from "client/client.h" namespace "pathways" nogil:
     cdef cppclass ErrorText:

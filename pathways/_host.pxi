@@ -46,11 +46,11 @@ cdef class Host:
 
     def __init__(self, driver, uint32_t number, uint32_t devices, quirks, list host_segments,
                  controller_segment, uint32_t batch=64, uint64_t device_bytes=0, uint32_t swap_every_for_testing=0,
-                 far=()):
+                 epochs=()):
         cdef HostOptions options
         cdef vector[HostView] blocks
         cdef vector[ArenaView] arenas
-        cdef vector[int32_t] far_peers  # see HostConfig.far
+        cdef vector[int32_t] peers = epochs  # see HostConfig.epochs
         cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
         cdef ControllerBlock* controller
         for segment in host_segments:  # None: that host is lost now; see replace_peers
@@ -74,13 +74,11 @@ cdef class Host:
         options.device_bytes = device_bytes
         options.batch = batch
         controller = <ControllerBlock*><size_t>controller_segment.controller_block
-        for incarnation in far:
-            far_peers.push_back(NEAR if incarnation is None else <int32_t>incarnation)
         if swap_every_for_testing == 0:
-            self.core.reset(new CppHost(options, blocks, controller, self.backend.get()[0], far_peers))
+            self.core.reset(new CppHost(options, blocks, controller, self.backend.get()[0], peers))
         else:
             self.core.reset(new SwappingHostForTesting(swap_every_for_testing, options, blocks, controller,
-                                                       self.backend.get()[0]))
+                                                       self.backend.get()[0], peers))
 
     def __dealloc__(self):
         # Values are Python references. The core drops them here, with Python's lock held, through the backend. So the
@@ -139,10 +137,10 @@ cdef class Host:
         """Removes a plan that no later run names. When its last run is over, `driver.program_gone(plan)` is called."""
         self.core.get().remove_plan(plan)
 
-    def attach_client(self, uint32_t client, segment, uint32_t futures, bint is_far=False):
+    def attach_client(self, uint32_t client, segment, uint32_t futures):
         """Maps a client's memory until the notice of the client's end. Then `driver.client_gone(client)` is called, and
         the memory is released (OWN-1). `futures`: how many it has; GANG-1: all hosts must be told the same number,
-        because they refuse runs that name others. `is_far`: the client is on another machine; `segment` is a twin.
+        because they refuse runs that name others.
 
         Raises ValueError when the client's segment is malformed (TRUST-1).
         """
@@ -151,7 +149,7 @@ cdef class Host:
         memory.arena = view.arena()
         memory.segment = segment
         self.clients[client] = memory
-        self.core.get().attach_client(client, view, futures, is_far)
+        self.core.get().attach_client(client, view, futures)
 
     def set_predecessor_failure(self, str text not None, uint32_t youngest_client):
         """ERR-2: this host is the successor of a lost one. A missing buffer of a client up to `youngest_client` fails
@@ -160,30 +158,27 @@ cdef class Host:
         self.core.get().executor().set_predecessor_failure(text.encode(), youngest_client)
 
     def replace_peers(self, list successors not None):
-        """Lost peers have successors: of each the peer's number, its segment, and the number of the loss. The segment
-        is an incarnation (int) when the successor is on another machine. Returns when this host no longer uses the
+        """Lost peers have successors: of each the peer's number, its segment, its epoch, and the number of the loss. The
+        segment is None when the successor is beyond the machine's link. Returns when this host no longer uses the
         predecessors' memory: by peer, the exception of a successor that it refuses, and keeps as lost.
         """
         from time import sleep
         cdef dict refused = {}
         cdef uint64_t wanted = self.core.get().peers_replaced()
-        for peer, there, loss in successors:
+        for peer, segment, epoch, loss in successors:
             try:
-                if isinstance(there, int):
-                    self.core.get().replace_far_peer(peer, there, loss)
-                else:
-                    self.core.get().replace_peer(peer, _host_view(there), loss)
+                self.core.get().open_peer(peer, HostView() if segment is None else _host_view(segment), epoch, loss)
                 wanted += 1
             except Exception as error:
                 refused[peer] = error
         while self.core.get().peers_replaced() < wanted and not self.stopping:
             sleep(0.001)
         keep = list(self.keep)
-        for peer, there, _ in successors:
-            if peer not in refused and not isinstance(there, int):
+        for peer, segment, _, _ in successors:
+            if peer not in refused and segment is not None:
                 # Python's lock is held, so no step is under way.
-                self.backend.get().replace_arena(peer, _host_view(there).arena())
-                keep[peer] = there
+                self.backend.get().replace_arena(peer, _host_view(segment).arena())
+                keep[peer] = segment
         self.keep = tuple(keep)  # views of the old memory keep the old tuple alive
         return refused
 

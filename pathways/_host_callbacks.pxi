@@ -376,31 +376,30 @@ cdef Readiness _not_ready(Host host, object array) noexcept:
 
 
 cdef int _read_back(Host host, object array, const ReadBackSlot& place) except -1:
-    # A recipe has three items. First, the size of the whole value. Second, for each part that this host must write: the
-    # shard's number, the part's offset in the whole value, and its bytes; None when the shards cannot be copied as they
-    # are. Third, a function that gets an array's shards; None when the array itself is the only shard.
+    # See pathways/host/read_back.py:Recipe.
     cdef byte* out
     cdef size_t nbytes, pointer, start, size
     if array.is_deleted():  # donated: no reader is left
         return 0
     key = (array.sharding, array.shape, array.dtype)
     recipe = host.read_backs.get(key)
+    nbytes = array.size * array.dtype.itemsize if recipe is None else recipe[0]
+    if nbytes == 0:
+        return 0
+    out = place.of(nbytes)
+    if out == NULL:
+        raise ValueError(f"a value of {nbytes} bytes does not fit its read-back slot")
     if recipe is None:
         if len(host.read_backs) > 4096:
             host.read_backs.clear()
         recipe = host.read_backs[key] = host.driver.values.read_back_recipe(array)
-    nbytes = recipe[0]
-    if nbytes == 0:
-        return 0
-    out = place.small if nbytes <= kSmallBytes else place.large
-    if out == NULL or nbytes > kLargeBytes:
-        raise ValueError(f"a value of {nbytes} bytes does not fit its read-back slot")
-    if recipe[1] is None:
+    if not recipe[2]:
         host.driver.values.read_back(array, PyMemoryView_FromMemory(<char*>out, nbytes, PyBUF_WRITE))
-        return 0
-    if recipe[1]:
-        shards = (array,) if recipe[2] is None else recipe[2](array)
+    elif recipe[1]:
+        shards = (array,) if recipe[3] is None else recipe[3](array)
         for number, start, size in recipe[1]:
             pointer = shards[number].unsafe_buffer_pointer()
             memcpy(out + start, <const void*>pointer, size)
+    for _, start, size in recipe[1]:
+        place.wrote(nbytes, start, size)
     return 0

@@ -45,7 +45,7 @@ def host_segment(
     arena_bytes: int = ...,
     peer_ring_bytes: int = ...,
     shared: bool = True,
-    far_ring_bytes: int = ...,
+    link_ring_bytes: int = ...,
 ) -> Segment: ...
 
 class Pulse:
@@ -237,7 +237,7 @@ class Controller:
         segment: Segment,
         bell: Segment | None = None,
         limits: ClientLimits = ...,
-        is_far: bool = False,
+        is_elsewhere: bool = False,
     ) -> None: ...
     def limit(self, client: int, limits: ClientLimits) -> None: ...
     def clients(self) -> list[dict[str, Any]]: ...
@@ -276,7 +276,7 @@ class ModelledHost:
         device_bytes: int,
         segments: Mapping[int, Segment],
         controller_segment: Segment,
-        far: Sequence[int],
+        epochs: Sequence[int],
     ) -> None: ...
     def add_plan(
         self,
@@ -287,7 +287,7 @@ class ModelledHost:
         launches: Sequence[tuple[int, Sequence[int], bool]],
     ) -> None: ...
     def attach_client(self, client: int, twin: Segment, futures: int) -> None: ...
-    def replace_far_peer(self, peer: int, incarnation: int, loss: int) -> None: ...
+    def open_peer(self, peer: int, epoch: int, loss: int) -> None: ...
     @property
     def peers_replaced(self) -> int: ...
     @property

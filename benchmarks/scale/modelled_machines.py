@@ -44,9 +44,8 @@ from pathways.transport.tunnels import TunnelServer
 from pathways.trust import Credentials, dial_answered, join
 
 #: As pathways/agent: a link says something so often; an agent dials again after so long; the ring to other machines.
-_HEARTBEAT_S, _RETRY_S, _FAR_RING_BYTES = 0.5, 1.0, 1 << 20
+_HEARTBEAT_S, _RETRY_S, _LINK_RING_BYTES = 0.5, 1.0, 1 << 20
 _DEVICE_BYTES = 1 << 30
-_NEAR = -2  # csrc/messages/far_records.h:kNear
 _PORT = 9  # where the hosts would receive network transfers: the machines have none
 _BUFFER = memoryview(bytearray(1 << 20))  # what a link collects is sent before the next one collects
 
@@ -140,7 +139,7 @@ class Host:
     async def _replace_peers(self, request: pb.ReplacePeers) -> pb.HostReport:
         before = self.native.peers_replaced
         for each in request.successors:
-            self.native.replace_far_peer(each.host, each.far_incarnation, each.loss)
+            self.native.open_peer(each.host, each.epoch, each.loss)
         self.native.step()
         while self.native.peers_replaced < before + len(request.successors):
             await asyncio.sleep(0.001)  # until the order tells of the loss
@@ -192,14 +191,13 @@ class Island:
                     options.hosts,
                     options.host_ring_bytes,
                     options.host_arena_bytes,
-                    far_ring_bytes=_FAR_RING_BYTES,
+                    link_ring_bytes=_LINK_RING_BYTES,
                 )
                 for host in options.island_hosts(config.host)
             }
         self._link.add_host(config.host, config.incarnation, self._segments[config.host], self._controller)
-        far = [_NEAR if incarnation is None else incarnation for incarnation in config.far]
         native = _native.ModelledHost(
-            config.host, len(config.devices), _DEVICE_BYTES, self._segments, self._controller, far
+            config.host, len(config.devices), _DEVICE_BYTES, self._segments, self._controller, config.epochs
         )
         host = Host(config, native, self._programs)
         task = asyncio.get_running_loop().create_task(self._run(host, request.token))

@@ -165,15 +165,15 @@ void register_controller(py::module_& m) {
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment, py::object bell, const ClientLimits& limits,
-             bool is_far) {
+             bool is_elsewhere) {
             DoorbellWord* word = bell.is_none() ? nullptr : &BellBlock::attach(bell.cast<Segment&>())->doorbell;
             c.add_client(client, ClientView(segment.cast<Segment&>()), word, limits,
-                         is_far ? ClientPlace::kElsewhere : ClientPlace::kHere);
+                         is_elsewhere ? ClientPlace::kElsewhere : ClientPlace::kHere);
             c.clients[client] = {std::move(segment), std::move(bell)};
           },
-          "client"_a, "segment"_a, "bell"_a = py::none(), "limits"_a = ClientLimits{}, "is_far"_a = false,
-          "`bell`: the segment where it rings. `is_far`: its futures are on another machine. Raises ValueError when "
-          "its segment or its limits make no sense.")
+          "client"_a, "segment"_a, "bell"_a = py::none(), "limits"_a = ClientLimits{}, "is_elsewhere"_a = false,
+          "`bell`: the segment where it rings. `is_elsewhere`: its futures are on another machine. Raises ValueError "
+          "when its segment or its limits make no sense.")
       .def("limit", &Controller::limit, "client"_a, "limits"_a, unlocked, "Replaces a client's limits.")
       .def(
           "clients",

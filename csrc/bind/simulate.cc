@@ -23,17 +23,16 @@ using LaunchTuple = std::tuple<uint64_t, std::vector<uint32_t>, bool>;  // as pa
 void register_modelled_host(py::module_& m) {
   py::class_<ModelledHost>(m, "ModelledHost", "A host with modelled devices: see csrc/simulate/modelled_host.h.")
       .def(py::init([](uint32_t number, uint32_t devices, uint64_t device_bytes,
-                       const std::map<uint32_t, Segment*>& blocks, Segment& controller,
-                       const std::vector<int32_t>& far) {
+                       const std::map<uint32_t, Segment*>& blocks, Segment& controller, std::vector<int32_t> epochs) {
              std::map<uint32_t, HostView> views;
              for (const auto& [host, segment] : blocks) views.emplace(host, HostView(*segment));
              return std::make_unique<ModelledHost>(number, devices, device_bytes, views,
-                                                   ControllerBlock::attach(controller), far);
+                                                   ControllerBlock::attach(controller), std::move(epochs));
            }),
-           "number"_a, "devices"_a, "device_bytes"_a, "segments"_a, "controller_segment"_a, "far"_a,
+           "number"_a, "devices"_a, "device_bytes"_a, "segments"_a, "controller_segment"_a, "epochs"_a,
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
-           "`segments`: of the hosts of its machine, by number. `far`: by host of the cluster, its incarnation; -1: it "
-           "is not there; -2: it is on this machine.")
+           "`segments`: of the hosts of its machine, by number. `epochs`: of all hosts of the cluster; -1: it is not "
+           "there.")
       .def(
           "add_plan",
           [](ModelledHost& host, uint32_t plan, const std::string& block, uint32_t client, std::vector<uint64_t> values,
@@ -54,8 +53,8 @@ void register_modelled_host(py::module_& m) {
             host.attach_client(client, ClientView(twin), futures);
           },
           "client"_a, "twin"_a, "futures"_a, py::keep_alive<1, 3>(), "Starts to take a client's work.")
-      .def("replace_far_peer", &ModelledHost::replace_far_peer, "peer"_a, "incarnation"_a, "loss"_a,
-           "See Host::replace_far_peer; `peers_replaced` goes up when it is in force.")
+      .def("open_peer", &ModelledHost::open_peer, "peer"_a, "epoch"_a, "loss"_a,
+           "A peer beyond the link, see Host::open_peer; `peers_replaced` goes up when it is in force.")
       .def_property_readonly("peers_replaced", &ModelledHost::peers_replaced)
       .def_property_readonly("launches", &ModelledHost::launches)
       .def("step", &ModelledHost::step, "Does all that can be done now; returns the records and completions handled.");

@@ -125,7 +125,8 @@ Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(p
 
 Status Client::allocate_block(size_t bytes, uint64_t* offset) {
   const auto attempt = [&] {
-    const bool has_room = kept_far() == 0 || arena_->bytes_in_use() + kept_far() + bytes <= arena_->capacity();
+    const bool has_room =
+        kept_elsewhere() == 0 || arena_->bytes_in_use() + kept_elsewhere() + bytes <= arena_->capacity();
     return has_room ? arena_->allocate(bytes, offset) : Status::kNoMemory;
   };
   Status status = attempt();

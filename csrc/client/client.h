@@ -115,7 +115,7 @@ class Client {
   /// there is no room now.
   Status allocate_block(size_t bytes, uint64_t* offset);
   /// Bytes of blocks of this client that another machine keeps.
-  uint64_t kept_far() const { return block_->kept_far.load(std::memory_order_relaxed); }
+  uint64_t kept_elsewhere() const { return block_->kept_elsewhere.load(std::memory_order_relaxed); }
   FutureState poll(Handle handle) const { return table_->poll(handle); }
   /// Waits until the future is no longer pending, a record from the controller has come, a deadline has passed, the
   /// cluster has failed, or the time is over. Does not call poll_inbox. `source`: what the future reads, if it reads

@@ -48,8 +48,8 @@ class ClientWork {
   /// There is nothing to read: returns the memory that the fetch leases.
   virtual void refuse_fetch(uint32_t /*client*/, Bytes, const Leased&) {}
   /// READ-1: writes this host's part of a ready value into the slot, small or large, that fits the whole value. The
-  /// slot holds a C-ordered array, and one host writes each distinct part of it. Writes nothing when the value was
-  /// donated meanwhile: nobody can read it.
+  /// slot holds a C-ordered array, and one host writes each distinct part of it and tells the slot so. Writes nothing
+  /// when the value was donated meanwhile: nobody can read it.
   virtual Status read_back(Value, const ReadBackSlot&) { return Status::kFailed; }
   /// Starts work that takes long on a thread of the backend, and returns. If the result is kOk, the backend calls
   /// `Executor::on_task_done` with `task` exactly once, at the end of the work; and before, if the client is to go on

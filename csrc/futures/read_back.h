@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/ids.h"
 #include "futures/future_table.h"
@@ -32,10 +33,15 @@
 
 namespace pathways {
 
-/// The two slots of one future. Writer and reader both choose the slot by the size of the whole value.
-struct ReadBackSlot {
-  std::byte* small = nullptr;
-  std::byte* large = nullptr;  ///< nullptr: none for this future
+/// A piece of a value.
+struct ValueRun {
+  uint32_t offset, bytes;
+};
+
+/// Which bytes of which slot were written.
+struct WrittenRuns {
+  bool is_large = false;
+  std::vector<ValueRun> runs = {};
 };
 
 class ReadBackArea {
@@ -73,6 +79,25 @@ class ReadBackArea {
 
   uint64_t magic_;    // immutable after create
   uint32_t futures_;  // immutable after create
+};
+
+/// The two slots of one future. Writer and reader both choose the slot by the size of the whole value.
+struct ReadBackSlot {
+  std::byte* small = nullptr;
+  std::byte* large = nullptr;      ///< nullptr: none for this future
+  WrittenRuns* written = nullptr;  ///< if there, it learns what is written
+
+  /// The memory for a value of `whole` bytes, of which the caller writes what it tells `wrote`. nullptr: the value fits
+  /// neither slot.
+  std::byte* of(size_t whole) const {
+    return whole <= ReadBackArea::kSmallBytes ? small : whole <= ReadBackArea::kLargeBytes ? large : nullptr;
+  }
+  /// The caller writes these bytes of the value.
+  void wrote(size_t whole, size_t offset, size_t bytes) const {
+    if (written == nullptr || bytes == 0) return;
+    written->is_large = whole > ReadBackArea::kSmallBytes;
+    written->runs.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(bytes)});
+  }
 };
 
 /// ReadBackView: the area as a writer uses it. A value; the memory must outlive it.

@@ -1,183 +1,183 @@
-/// The records that hosts send each other about transfers, branches and exchanges of rows, and what happens when a
-/// record is invalid (PEER-1).
+#include "host/peers.h"
+
+#include <algorithm>
 #include <condition_variable>
-#include <cstdio>
-#include <cstring>
 #include <mutex>
 #include <stop_token>
-#include <thread>
+#include <utility>
 
 #include "base/status.h"
-#include "host/host.h"
-#include "messages/peer_records.h"
 
 namespace pathways {
 namespace {
 
-constexpr size_t kMostOffsets = 1u << 20;  // of one receive ready: more blocks than a host receives in one transfer
-constexpr size_t kMostWords = 1u << 26;    // of one report or decision of an exchange: all pairs of 4,096 shards
-
-std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
-  return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
-}
-
-const char* name_of(RecordKind kind) {
-  switch (kind) {
-    case RecordKind::kReceiveReady:
-      return "a receive-ready record";
-    case RecordKind::kReceiveDone:
-      return "a receive-done record";
-    case RecordKind::kExchangeReport:
-      return "a report of an exchange";
-    case RecordKind::kExchangeDecision:
-      return "a decision of an exchange";
-    default:
-      return "an end of an exchange's rows";
-  }
-}
-
-template <typename Record>
-std::string no_such_part(const Record& record) {
-  return std::string(name_of(record.header.kind)) + " for node " + std::to_string(record.node) + " of run " +
-         std::to_string(record.order) + ", in which it has no such part";
-}
+constexpr std::chrono::microseconds kOverflowLook{100};
 
 }  // namespace
 
-/// True while some record is kept back, because a peer's ring has no room or the record is not due yet.
-bool Host::flush_peers() {
+std::chrono::nanoseconds overflow_look(int64_t due, Clock clock) {
+  if (due == 0) return kOverflowLook;
+  precise_timers();
+  const int64_t left = due - clock();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
+Peers::Peers(uint32_t self, const HostView& own, const std::vector<HostView>& blocks, std::vector<int32_t> epochs,
+             ControllerBlock* controller, Clock clock, Take take, Closed closed)
+    : self_(self),
+      own_(own),
+      distance_ns_(controller->distance_ns),
+      clock_(clock),
+      take_(std::move(take)),
+      closed_(std::move(closed)) {
+  if (epochs.empty()) {
+    for (const HostView& block : blocks) epochs.push_back(block.is_there() ? 0 : kAbsent);
+  }
+  if (epochs.size() != blocks.size() || (own.peers() != 0 && own.peers() != blocks.size())) {
+    throw Error(Status::kInvalid, "a host has rings from " + std::to_string(own.peers()) +
+                                      " hosts and knows the epochs of " + std::to_string(epochs.size()) + ", of " +
+                                      std::to_string(blocks.size()));
+  }
+  epoch_ = epochs[self];
+  if (own.to_link().is_there() && own.from_link().is_there()) {
+    Outbox out(own.to_link().producer(), &controller->doorbell, &controller->ready_bitmap, self);
+    link_ = channels_.emplace_back(new Channel{std::move(out), own.from_link().consumer()}).get();
+  }
+  if (own.peers() == 0 && link_ == nullptr) return;  // there are no channels between hosts
+  peers_.resize(blocks.size());
+  for (uint32_t host = 0; host < peers_.size(); ++host) {
+    if (host == self || epochs[host] == kAbsent) continue;
+    check(host, blocks[host], epochs[host]);
+    open(host, blocks[host], epochs[host]);
+  }
+}
+
+void Peers::check(uint32_t host, const HostView& block, int32_t epoch) const {
+  const std::string name = "host " + std::to_string(self_);
+  if (host >= peers_.size() || host == self_ || epoch < 0) {
+    throw Error(Status::kInvalid,
+                name + " has no peer " + std::to_string(host) + ", or it has no epoch " + std::to_string(epoch));
+  }
+  if (block.is_there() || link_ != nullptr) return;
+  throw Error(Status::kInvalid, name + " has no block of host " + std::to_string(host) + ", and no rings to a link");
+}
+
+void Peers::open(uint32_t host, const HostView& block, int32_t epoch) {
+  Peer& peer = peers_[host];
+  if (block.is_there()) {
+    Outbox out(block.from(self_).producer(), block.doorbell());
+    out.set_distance(distance_ns_, clock_);
+    const PeerHeader only{host, epoch};
+    peer.channel = channels_.emplace_back(new Channel{std::move(out), own_.from(host).consumer(), only}).get();
+    peer.header = {self_, epoch_};
+  } else {
+    peer.channel = link_;
+    peer.header = {host, epoch};
+  }
+  peer.epoch = epoch;
+  peer.state = State::kOpen;
+  if (const std::string fault = peer.channel->fault; !fault.empty()) close(host, fault);
+}
+
+void Peers::replace(uint32_t host, const HostView& block, int32_t epoch) {
+  lose(host);
+  if (block.is_there()) ByteRing::create(own_.from(host).at, own_.peer_ring_bytes());
+  open(host, block, epoch);
+}
+
+void Peers::lose(uint32_t host) {
+  if (host >= peers_.size()) return;
+  const Channel* old = std::exchange(peers_[host], {}).channel;
+  std::erase_if(channels_, [&](const auto& channel) { return channel.get() == old && old != link_; });
+}
+
+void Peers::close(uint32_t host, const std::string& fault) {
+  peers_[host].state = State::kClosed;
+  peers_[host].partial_words.clear();
+  closed_(host, fault);
+}
+
+bool Peers::flush() {
   bool is_kept = false;
-  for (Outbox& peer : to_peers_) is_kept = peer.flush() || is_kept;
-  if (to_far_.is_connected()) is_kept = to_far_.flush() || is_kept;
+  for (const auto& channel : channels_) is_kept = channel->out.flush() || is_kept;
   return is_kept;
 }
 
-/// GANG-2: usually all records go out at once. Otherwise another thread sends the rest while this thread is in a
-/// launch.
-void Host::leave() {
-  if (!flush_peers()) return;
+int64_t Peers::due() const {
+  int64_t first = 0;
+  for (const auto& channel : channels_) {
+    const int64_t due = channel->out.due();
+    if (due != 0 && (first == 0 || due < first)) first = due;
+  }
+  return first;
+}
+
+void Peers::leave() {
+  if (!flush()) return;
   speaker_ = std::jthread([this](const std::stop_token& is_back) {
     std::mutex mutex;
     std::condition_variable_any wake;
     std::unique_lock lock(mutex);
     do {
-      (void)wake.wait_for(lock, is_back, overflow_look(), [] { return false; });
-    } while (!is_back.stop_requested() && flush_peers());
+      (void)wake.wait_for(lock, is_back, overflow_look(due(), clock_), [] { return false; });
+    } while (!is_back.stop_requested() && flush());
   });
 }
 
-void Host::come_back() {
+void Peers::come_back() {
   if (!speaker_.joinable()) return;
   speaker_.request_stop();
   speaker_.join();
 }
 
-uint32_t Host::drain_peer(uint32_t peer) {
-  ByteRing::Consumer& ring = from_peers_[peer];
-  if (!ring.valid()) return 0;
+uint32_t Peers::drain() {
+  uint32_t done = 0;
+  for (const auto& channel : channels_) done += drain(*channel);
+  return done;
+}
+
+uint32_t Peers::drain(Channel& channel) {
   uint32_t done = 0;
   std::string fault;
   try {
-    while (fault.empty()) {
-      const std::span<const std::byte> bytes = ring.try_take(peer_record_);
-      if (bytes.empty()) break;
-      fault = take_peer(peer, bytes);
-      ring.pop();
+    while (fault.empty() && channel.in.valid()) {
+      const std::span<const std::byte> bytes = channel.in.try_take(record_);
+      if (bytes.empty()) return done;
+      fault = take(channel, bytes);
+      channel.in.pop();
       ++done;
     }
   } catch (const Error& error) {  // the ring itself is corrupt (RING-5)
     fault = error.what();
   }
-  if (!fault.empty()) close_peer(peer, fault);
+  if (fault.empty()) return done;
+  channel.in = {};
+  channel.fault = fault;
+  for (uint32_t host = 0; host < peers_.size(); ++host) {
+    if (peers_[host].state == State::kOpen && peers_[host].channel == &channel) close(host, fault);
+  }
   return done;
 }
 
-/// Does a peer's record. Returns what is wrong with it; empty: nothing, and it was done.
-std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
-  const auto header = read_record<RecordHeader>(bytes);
-  switch (header.kind) {
-    case RecordKind::kReceiveReady:
-    case RecordKind::kExchangeReport:
-    case RecordKind::kExchangeDecision:
-      return take_words(peer, bytes);
-    case RecordKind::kReceiveDone:
-    case RecordKind::kExchangeWritten:
-      return take_written(peer, bytes);
-    case RecordKind::kDecision:
-      return take_decision(peer, bytes);
-    default:
-      return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
+/// PEER-1. Returns what is wrong with the ring; what is wrong with a record is its sender's fault alone.
+std::string Peers::take(const Channel& channel, std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(PeerHeader)) return "a record is shorter than its header";
+  const auto from = read_record<PeerHeader>(bytes);
+  if (!may_bring(channel, from)) {
+    return "a record is of host " + std::to_string(from.host) + " in epoch " + std::to_string(from.epoch) +
+           ", who does not come this way";
   }
+  if (peers_[from.host].state != State::kOpen || peers_[from.host].epoch != from.epoch) return {};
+  const std::string wrong = take_(from.host, bytes.subspan(sizeof from));
+  if (!wrong.empty()) close(from.host, wrong);
+  return {};
 }
 
-std::string Host::take_words(uint32_t peer, std::span<const std::byte> bytes) {
-  const auto kind = read_record<RecordHeader>(bytes).kind;
-  if (bytes.size() < sizeof(WordsRecord)) return sizes(name_of(kind), bytes.size(), sizeof(WordsRecord));
-  const auto record = read_record<WordsRecord>(bytes);
-  const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
-  if (bytes.size() != expected) return sizes(name_of(kind), bytes.size(), expected);
-  if (record.host != peer) return std::string(name_of(kind)) + " names host " + std::to_string(record.host);
-  const std::span words{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
-  std::vector<uint64_t>& partial = partial_words_.at(peer);
-  if (partial.size() + words.size() > (kind == RecordKind::kReceiveReady ? kMostOffsets : kMostWords)) {
-    return std::string(name_of(kind)) + " is longer than any";
-  }
-  if (record.header.detail != 0 || !partial.empty()) partial.insert(partial.end(), words.begin(), words.end());
-  if (record.header.detail != 0) return {};  // more words follow
-  const std::vector<uint64_t> long_words = std::move(partial);
-  partial.clear();
-  const std::span<const uint64_t> whole = long_words.empty() ? words : std::span(long_words);
-  const auto exchange = kind == RecordKind::kExchangeReport ? ExchangeWords::kReport : ExchangeWords::kDecision;
-  const Status status = kind == RecordKind::kReceiveReady
-                            ? executor_.on_receive_ready(record.order, record.node, peer, whole)
-                            : executor_.on_exchange_words(exchange, record.order, record.node, peer, whole);
-  return status == Status::kOk ? std::string() : no_such_part(record);
-}
-
-std::string Host::take_written(uint32_t peer, std::span<const std::byte> bytes) {
-  const auto kind = read_record<RecordHeader>(bytes).kind;
-  if (bytes.size() < sizeof(WrittenRecord)) return sizes(name_of(kind), bytes.size(), sizeof(WrittenRecord));
-  const auto record = read_record<WrittenRecord>(bytes);
-  const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
-  if (bytes.size() != expected) return sizes(name_of(kind), bytes.size(), expected);
-  if (record.host != peer) return std::string(name_of(kind)) + " names host " + std::to_string(record.host);
-  const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-  const bool is_exchange = kind == RecordKind::kExchangeWritten;
-  const auto last = is_exchange ? Outcome::kFailed : Outcome::kDead;
-  if (record.header.detail > static_cast<uint16_t>(last)) return std::string(name_of(kind)) + " has an unknown outcome";
-  const Outcome outcome{record.header.detail};
-  const std::string_view error = outcome == Outcome::kDone ? "" : text.empty() ? "unknown error" : text;
-  const Status status = is_exchange ? executor_.on_exchange_written(record.order, record.node, peer, error)
-                                    : executor_.on_receive_done(record.order, record.node, peer, outcome, text);
-  return status == Status::kOk ? std::string() : no_such_part(record);
-}
-
-std::string Host::take_decision(uint32_t peer, std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(DecisionRecord)) return sizes("a decision", bytes.size(), sizeof(DecisionRecord));
-  const auto record = read_record<DecisionRecord>(bytes);
-  const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
-  if (bytes.size() != expected) return sizes("a decision", bytes.size(), expected);
-  if (record.host != peer) return "a decision names host " + std::to_string(record.host);
-  if (record.header.detail > static_cast<uint16_t>(Outcome::kDead)) return "a decision has an unknown outcome";
-  const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-  const Decision decision{Outcome{record.header.detail}, record.taken, text};
-  if (executor_.on_decision(record.order, record.choice, peer, decision) == Status::kOk) return {};
-  return "a decision about choice " + std::to_string(record.choice) + " of run " + std::to_string(record.order) +
-         ", in which it has no such part";
-}
-
-/// PEER-1: closes the channel only. What the peer still owes fails with the reason, and so does what later runs expect
-/// from it.
-void Host::close_peer(uint32_t peer, const std::string& fault) {
-  const std::string text = "ComputationError: a transfer between host " + std::to_string(peer) + " and host " +
-                           std::to_string(options_.host) + " failed: the channel from host " + std::to_string(peer) +
-                           " was closed, because " + fault;
-  std::fprintf(stderr, "pathways: %s\n", text.c_str());
-  from_peers_[peer] = {};
-  if (is_far(peer)) closed_far_[peer] = true;
-  partial_words_[peer].clear();
-  executor_.close_peer(peer, text);
+/// Who is not there now has no channel: what comes late from it is dropped, whatever way it comes.
+bool Peers::may_bring(const Channel& channel, const PeerHeader& from) const {
+  if (channel.only) return *channel.only == from;
+  return from.host < peers_.size() && from.host != self_ &&
+         (peers_[from.host].state == State::kAbsent || peers_[from.host].channel == &channel);
 }
 
 }  // namespace pathways

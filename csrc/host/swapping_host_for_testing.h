@@ -40,9 +40,9 @@ class RunSwap {
 
 class SwappingHostForTesting final : public Host {
  public:
-  SwappingHostForTesting(uint32_t every, Options options, std::vector<HostView> hosts, ControllerBlock* controller,
-                         Backend backend)
-      : Host(options, std::move(hosts), controller, backend),
+  SwappingHostForTesting(uint32_t every, Options options, const std::vector<HostView>& hosts,
+                         ControllerBlock* controller, Backend backend, std::vector<int32_t> epochs = {})
+      : Host(options, hosts, controller, backend, std::move(epochs)),
         swap_(every, [this](std::span<const std::byte> record) { Host::take(record); }) {}
 
   uint32_t step() override {

@@ -121,7 +121,7 @@ void ClientLinkAtClient::return_leases(const LentBlocks::Lent& lent) {
 
 /// Bytes on their way to home are kept there, too.
 void ClientLinkAtClient::count_kept() {
-  view_.kept_far().store(lent_bytes_ - kept_.taken + kept_.in_use, std::memory_order_relaxed);
+  view_.kept_elsewhere().store(lent_bytes_ - kept_.taken + kept_.in_use, std::memory_order_relaxed);
 }
 
 // ---------------------------------------------------------------------------------------------------------- deliver

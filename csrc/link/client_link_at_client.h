@@ -3,7 +3,7 @@
 /// The client has its block, and believes that the controller and the hosts are here: the link reads its rings as the
 /// controller does, completes its futures as hosts do, and writes the cluster's status. What the client leases to hosts
 /// goes to home by value, and the link returns all leases of a block together. Home tells how much of the client's
-/// memory it keeps, so that the client has no more there and here than its arena is large (ClientBlock::kept_far).
+/// memory it keeps, so that the client has no more there and here than its arena is large (ClientBlock).
 ///
 /// TRUST-1: the client may be another process, so its block is used through a view.
 #pragma once

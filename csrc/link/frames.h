@@ -8,7 +8,7 @@
 ///   kFromController   home -> agent     host, incarnation    a record of the controller to the host
 ///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or a
 ///                                                            FutureDoneRecord
-///   kPeer             both, of hosts    host, incarnation    a FarHeader that names the source, and a record
+///   kPeer             both, of hosts    host, incarnation    a PeerHeader that names the source, and a record
 ///   kBlock            home -> agent     client, count        BlockFrame, and a BlockHost for each host
 ///                     client -> home    group, 0             BlockFrame, and the stamp of the lease (8 bytes)
 ///   kData             both              client, 0            DataFrame, and bytes of a block

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "messages/far_records.h"
+#include "messages/peer_records.h"
 #include "messages/shared_segments.h"
 
 namespace pathways {

@@ -29,9 +29,9 @@ void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView&
   } else {
     host.from = block.from_host();
     host.to = Outbox(block.to_host(), block.doorbell());
-    if (block.to_far().is_there()) {
-      host.from_far = block.to_far().consumer();
-      host.to_far = Outbox(block.from_far().producer(), block.doorbell());
+    if (block.to_link().is_there()) {
+      host.from_far = block.to_link().consumer();
+      host.to_far = Outbox(block.from_link().producer(), block.doorbell());
     }
     host.bell = &controller->doorbell;
   }

@@ -39,11 +39,11 @@ bool MachineLink::pump_host(uint32_t number, FarHost& host, FrameWriter& to) {
 bool MachineLink::pump_far(uint32_t number, FarHost& host, FrameWriter& to) {
   if (!host.from_far.valid()) return true;
   return pump(host.from_far, record_, [&](std::span<std::byte> bytes) {
-    if (bytes.size() < sizeof(FarHeader)) throw Error(Status::kInvalid, "a host wrote a record without a destination");
+    if (bytes.size() < sizeof(PeerHeader)) throw Error(Status::kInvalid, "a host wrote a record without a destination");
     if (!to.fits(bytes.size())) return false;
-    const auto there = read_record<FarHeader>(bytes);
-    const FarHeader source{number, host.incarnation};
-    std::byte* at = to.begin(FrameKind::kPeer, there.host, there.incarnation, bytes.size());
+    const auto there = read_record<PeerHeader>(bytes);
+    const PeerHeader source{number, host.incarnation};
+    std::byte* at = to.begin(FrameKind::kPeer, there.host, there.epoch, bytes.size());
     std::memcpy(at, &source, sizeof source);
     std::memcpy(at + sizeof source, bytes.data() + sizeof source, bytes.size() - sizeof source);
     ++stats_.records_out;

@@ -59,11 +59,11 @@ void MachineLink::take_to_controller(const FrameHeader& header, std::span<const 
 }
 
 void MachineLink::take_peer(const FrameHeader& header, std::span<const std::byte> payload) {
-  const auto source = first_of<FarHeader>(payload, "a record of a host to another");
+  const auto source = first_of<PeerHeader>(payload, "a record of a host to another");
   if (end_ == End::kHome) {
     // LINK-2: the source is of this link, and the destination in the incarnation that the source knows.
     const std::shared_ptr<Link> way = hub_.link_to(header.a, header.b);
-    if (host_of(source.host, source.incarnation) == nullptr || way == nullptr || way.get() == this) {
+    if (host_of(source.host, source.epoch) == nullptr || way == nullptr || way.get() == this) {
       ++stats_.dropped;
       return;
     }

@@ -1,22 +1,25 @@
 /// The records that travel on rings between client, controller and hosts: the whole wire format of the hot path.
 ///
 /// Each record begins with a `RecordHeader`; the record's kind fixes what follows. All records are trivially copyable,
-/// of fixed width, 8-aligned, and in the machine's byte order, because rings never leave the machine. Directions:
+/// of fixed width, 8-aligned, and in the machine's byte order. Links carry them as they are. Directions:
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost
-///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kFutureDone, for a client on another
-///                          machine (far_records.h)
+///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kFutureDone, which the link takes off
 ///   controller -> client   kFailed, kReclaim
 ///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision; of exchanges of
 ///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (movement/row_exchanges.h)
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <type_traits>
+
+#include "base/text.h"
 
 namespace pathways {
 
@@ -164,6 +167,17 @@ struct FailedRecord {
   uint32_t reserved;
 };
 
+/// This host's part of a future is done, whose client's memory is not here: the link on the client's machine takes the
+/// record off the ring to the controller. Why on that ring: it must arrive before the record of the run's end, after
+/// which the controller does not fail the run's futures any more (LINK-1). Followed by `runs` pieces of the value that
+/// the client wanted with it, each a ValueRun and its bytes, padded to 8.
+struct FutureDoneRecord {
+  RecordHeader header;
+  uint64_t handle;
+  uint32_t runs;
+  uint32_t is_large;  ///< 1: the value is in the future's large slot (ReadBackSlot)
+};
+
 /// A host is lost, and with it what lay on its island. It got leases of the client with stamps up to `stamp`, and will
 /// return none of them any more; 0: it got none.
 struct ReclaimRecord {
@@ -181,6 +195,7 @@ struct HostLostRecord {
 };
 
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 88);
+static_assert(sizeof(FutureDoneRecord) == 24);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// How many 8-byte words follow a RunRecord.
@@ -202,6 +217,11 @@ Record read_record(std::span<const std::byte> bytes) {
 template <std::unsigned_integral T>
 constexpr T padded(T bytes) {
   return (bytes + T{7}) & ~T{7};
+}
+
+/// The beginning of an error's text that fits, padded, into `room` bytes behind a record.
+inline std::span<const std::byte> text_bytes(std::string_view text, uint32_t room) {
+  return std::as_bytes(std::span(cut_text(text, std::min(kMostText, room - 8))));
 }
 
 /// Bytes of a command with its payload.

@@ -97,9 +97,9 @@ Segment HostBlock::make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared)
     stride = (ByteRing::bytes_for(sizes.peer_ring_bytes) + kCacheLine - 1) / kCacheLine * kCacheLine;
     from_peers = layout.take(stride * hosts);
   }
-  const size_t far_bytes = sizes.far_ring_bytes == 0 ? 0 : ByteRing::bytes_for(sizes.far_ring_bytes);
-  const uint64_t to_far = sizes.far_ring_bytes == 0 ? 0 : layout.take(far_bytes);
-  const uint64_t from_far = sizes.far_ring_bytes == 0 ? 0 : layout.take(far_bytes);
+  const size_t link_bytes = sizes.link_ring_bytes == 0 ? 0 : ByteRing::bytes_for(sizes.link_ring_bytes);
+  const uint64_t to_link = sizes.link_ring_bytes == 0 ? 0 : layout.take(link_bytes);
+  const uint64_t from_link = sizes.link_ring_bytes == 0 ? 0 : layout.take(link_bytes);
   const uint64_t arena = sizes.arena_bytes == 0 ? 0 : layout.take(sizes.arena_bytes, kPage);
   Segment segment = make_segment("pathways-host-" + std::to_string(host), layout.bytes(), shared);
   auto* block = new (segment.data()) HostBlock{};
@@ -111,12 +111,12 @@ Segment HostBlock::make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared)
   block->from_peers = from_peers;
   block->peer_stride = stride;
   block->arena = arena;
-  block->to_far = to_far;
-  block->from_far = from_far;
+  block->to_link = to_link;
+  block->from_link = from_link;
   ByteRing::create(segment.data() + from_controller, sizes.ring_bytes);
   ByteRing::create(segment.data() + to_controller, sizes.ring_bytes);
-  for (const uint64_t far : {to_far, from_far}) {
-    if (far != 0) ByteRing::create(segment.data() + far, sizes.far_ring_bytes);
+  for (const uint64_t ring : {to_link, from_link}) {
+    if (ring != 0) ByteRing::create(segment.data() + ring, sizes.link_ring_bytes);
   }
   for (uint32_t peer = 0; peer < block->peers; ++peer) {
     ByteRing::create(segment.data() + from_peers + peer * stride, sizes.peer_ring_bytes);
@@ -132,7 +132,7 @@ HostBlock* HostBlock::attach(Segment& segment) {
 HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(memory, bytes, "host")) {
   struct Offsets {
     uint32_t host, peers;
-    uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_far, from_far;
+    uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_link, from_link;
   } header;
   static_assert(offsetof(HostBlock, doorbell) >= offsetof(HostBlock, host) + sizeof header);
   copy_once(&header, &block_->host, sizeof header);
@@ -142,8 +142,8 @@ HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(
   from_controller_ = part(header.from_controller, "ring from the controller", false);
   to_controller_ = part(header.to_controller, "ring to the controller", false);
   from_peers_ = part(header.from_peers, "rings from peers", true);
-  to_far_ = part(header.to_far, "ring to other machines", true);
-  from_far_ = part(header.from_far, "ring from other machines", true);
+  to_link_ = part(header.to_link, "ring to the link", true);
+  from_link_ = part(header.from_link, "ring from the link", true);
   if (from_peers_.is_there()) {
     peers_ = header.peers;
     peer_stride_ = header.peer_stride;

@@ -8,8 +8,8 @@
 ///   status       status of the cluster, and the text of its failure                 controller; clients only read
 ///   bell c       the controller's doorbell for client c                             controller and client c
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for
-///                each other host g, arena; if the cluster has other machines:
-///                rings h -> their hosts, their hosts -> h                           controller and hosts
+///                each other host g, arena; if its machine has a link: rings
+///                h -> hosts beyond it, these -> h                                   controller and hosts
 ///   client c     rings c -> controller (and one for cancels, which overtake what
 ///                waits in the other), controller -> c, counters, future table (with
 ///                c's doorbell), read-back area, arena                               client c, controller and hosts
@@ -90,7 +90,7 @@ struct HostBlock {
   uint32_t host;
   uint32_t peers;  ///< rings from other hosts: 0, or as many as the cluster has hosts
   /// Offsets in the block; 0: none.
-  uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_far, from_far;
+  uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_link, from_link;
   DoorbellWord doorbell;
   Atomic<uint64_t> pulse;  ///< the host counts it up (host/pulse.h); its agent looks whether it still does
 
@@ -98,7 +98,7 @@ struct HostBlock {
     uint32_t ring_bytes = 1u << 20;
     uint32_t peer_ring_bytes = 1u << 16;    ///< 0: no rings between hosts
     size_t arena_bytes = size_t{64} << 20;  ///< 0: no arena
-    uint32_t far_ring_bytes = 0;            ///< of the rings to and from other machines; 0: none
+    uint32_t link_ring_bytes = 0;           ///< of the rings to and from the machine's link; 0: none
   };
   static Segment make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared);
   static HostBlock* attach(Segment& segment);
@@ -147,16 +147,16 @@ class HostView {
   BlockPart from(uint32_t peer) const;
   /// Capacity of the ring from another host, in bytes: see ByteRing::bytes_for. 0: no rings between hosts.
   uint32_t peer_ring_bytes() const { return peer_ring_bytes_; }
-  /// The rings to and from the hosts of other machines; is_there() is false when the cluster has none.
-  const BlockPart& to_far() const { return to_far_; }
-  const BlockPart& from_far() const { return from_far_; }
+  /// The rings to and from the hosts beyond the machine's link; is_there() is false when the machine has no link.
+  const BlockPart& to_link() const { return to_link_; }
+  const BlockPart& from_link() const { return from_link_; }
   /// Its is_there() is false when the host has no arena.
   const ArenaView& arena() const { return arena_; }
   HostBlock* block() const { return block_; }
 
  private:
   HostBlock* block_ = nullptr;
-  BlockPart from_controller_, to_controller_, from_peers_, to_far_, from_far_;
+  BlockPart from_controller_, to_controller_, from_peers_, to_link_, from_link_;
   uint64_t peer_stride_ = 0;
   uint32_t peers_ = 0, peer_ring_bytes_ = 0;
   ArenaView arena_;
@@ -167,9 +167,9 @@ struct ClientBlock {
   uint64_t magic;
   uint64_t to_controller, cancels, from_controller, table, read_back, arena;  ///< offsets in the block; 0: none
   alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes it
-  Atomic<uint64_t> wanted;     ///< the controller rings and clears it when `retired` reaches it; 0: nobody waits
-  Atomic<uint64_t> delivered;  ///< records published to the client; the controller writes it, before it rings
-  Atomic<uint64_t> kept_far;   ///< bytes of the client's blocks that another machine keeps; its link writes it
+  Atomic<uint64_t> wanted;          ///< the controller rings and clears it when `retired` reaches it; 0: nobody waits
+  Atomic<uint64_t> delivered;       ///< records published to the client; the controller writes it, before it rings
+  Atomic<uint64_t> kept_elsewhere;  ///< bytes of the client's blocks that another machine keeps; its link writes it
 
   struct Sizes {
     uint32_t futures = 1u << 16;
@@ -218,7 +218,7 @@ class ClientView {
   Atomic<uint64_t>& retired() const { return block_->retired; }
   Atomic<uint64_t>& wanted() const { return block_->wanted; }
   Atomic<uint64_t>& delivered() const { return block_->delivered; }
-  Atomic<uint64_t>& kept_far() const { return block_->kept_far; }
+  Atomic<uint64_t>& kept_elsewhere() const { return block_->kept_elsewhere; }
 
  private:
   ClientBlock* block_ = nullptr;

@@ -224,10 +224,10 @@ Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t 
                                         std::string_view text) {
   const uint64_t key = node_key(order, node);
   const auto at = exchanges_.find(key);
-  // A stream may break when everything has come, but the source does not know it yet.
+  // What has come has come, whatever its source says later: a stream may break before the source knows of it.
   const bool has_come =
       at == exchanges_.end() ? peers_.has_come(order) : std::ranges::count(at->second.done_sources, host) != 0;
-  if (has_come && outcome == Outcome::kFailed && link_.is_far(host)) return Status::kOk;
+  if (has_come && outcome == Outcome::kFailed) return Status::kOk;
   // A source is over only after this host has announced its receive, and this host was prepared then.
   if (at == exchanges_.end() || host == host_ || !has_part(at->second, host, true)) {
     return Status::kInvalid;

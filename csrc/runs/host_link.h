@@ -45,7 +45,7 @@ struct TakenBranches {
   uint64_t sure() const { return known & ~failed; }
 };
 
-/// Writes this host's share of a value into a slot.
+/// Writes this host's share of a value into a slot, and tells the slot which bytes these are.
 using WriteValue = std::function<Status(ReadBackSlot)>;
 
 /// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.
@@ -56,7 +56,7 @@ class HostLink {
   virtual void complete(uint32_t client, Handle future) = 0;
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
   /// READ-1: lets `write` write this host's share of a result's value to where it belongs, unless nobody will read it.
-  /// `write` may be called several times, and returns how it went.
+  /// `write` returns how it went.
   virtual Status read_back(uint32_t /*client*/, Handle /*future*/, const WriteValue& /*write*/) { return Status::kOk; }
   /// A run is over here: this host launched `gangs` of the `expected` gangs that the run has on it (GANG-1).
   /// Gangs of branches that were not taken are not among the expected ones; `taken`: which were.
@@ -75,8 +75,6 @@ class HostLink {
   /// for which there is no room, another thread delivers until `come_back` (GANG-2).
   virtual void leave() {}
   virtual void come_back() {}
-  /// Whether the host is on another machine.
-  virtual bool is_far(uint32_t /*host*/) const { return false; }
   virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
   virtual void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) = 0;
   virtual void exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,

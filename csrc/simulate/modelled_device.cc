@@ -340,7 +340,9 @@ Status ModelledBackend::read_back(Value value, const ReadBackSlot& place) {
   if (faults_.fail_read_back) return refuse("a modelled read-back was refused");
   if (at(value).is_deleted) return Status::kOk;
   PW_CHECK(readiness(value) == Readiness::kReady);
-  std::memcpy(place.small, &at(value).hash, sizeof at(value).hash);
+  const uint64_t hash = at(value).hash;
+  place.wrote(sizeof hash, 0, sizeof hash);
+  std::memcpy(place.small, &hash, sizeof hash);
   return Status::kOk;
 }
 

@@ -23,19 +23,18 @@ namespace pathways {
 class ModelledHost {
  public:
   /// `blocks`: of the hosts of its machine, by number, its own among them; they and `controller` must stay mapped.
-  /// `far`: by host of the cluster, see messages/far_records.h. `device_bytes`: memory of each device.
+  /// `epochs`: of all hosts of the cluster, see host/peers.h. `device_bytes`: memory of each device.
   ModelledHost(uint32_t number, uint32_t devices, uint64_t device_bytes, const std::map<uint32_t, HostView>& blocks,
-               ControllerBlock* controller, const std::vector<int32_t>& far);
+               ControllerBlock* controller, std::vector<int32_t> epochs);
 
   /// The plan is compiled at once. Throws Error(kInvalid) as Host::add_plan does.
   void add_plan(uint32_t id, std::vector<std::byte> block, uint32_t client, PlanSizes sizes);
   /// See Host::attach_client; `twin` must stay mapped for as long as this host is there.
   void attach_client(uint32_t client, const ClientView& twin, uint32_t futures) {
-    host_.attach_client(client, twin, futures, true);
+    host_.attach_client(client, twin, futures);
   }
-  void replace_far_peer(uint32_t peer, int32_t incarnation, uint64_t loss) {
-    host_.replace_far_peer(peer, incarnation, loss);
-  }
+  /// A peer beyond the machine's link: see Host::open_peer.
+  void open_peer(uint32_t peer, int32_t epoch, uint64_t loss) { host_.open_peer(peer, HostView(), epoch, loss); }
   uint64_t peers_replaced() const { return host_.peers_replaced(); }
   /// Does all that can be done now. Returns the number of records and completions handled.
   uint64_t step();

@@ -24,7 +24,7 @@ from pathways.process.pulses import Pulses
 from pathways.protocol import agent_pb2 as pb
 
 START_TIMEOUT_S = 60.0
-FAR_RING_BYTES = 1 << 20
+LINK_RING_BYTES = 1 << 20
 
 Report = Callable[[pb.AgentReport], None]
 
@@ -41,8 +41,8 @@ def start_of(config: HostConfig, token: str) -> pb.StartHost:
     """What the controller says of a host to the agent that starts it; `config_of` reads it."""
     peers = [
         pb.StartHost.Peer(host=peer, incarnation=incarnation, stream=stream)
-        for peer, (stream, incarnation) in enumerate(zip(config.streams, config.far, strict=False))
-        if incarnation is not None and incarnation >= 0
+        for peer, (stream, incarnation) in enumerate(zip(config.streams, config.epochs, strict=True))
+        if stream is not None and incarnation >= 0
     ]
     return pb.StartHost(
         host=config.host,
@@ -57,10 +57,10 @@ def start_of(config: HostConfig, token: str) -> pb.StartHost:
 
 def config_of(request: pb.StartHost, options: ClusterOptions, platform: str) -> HostConfig:
     """The configuration of a host, as far as its controller says it."""
-    peers: dict[int, tuple[str | None, int | None]]
+    peers: dict[int, tuple[str | None, int]]
     peers = {peer.host: (peer.stream, peer.incarnation) for peer in request.peers}
-    peers |= dict.fromkeys(options.island_hosts(request.host), (None, None))  # those are on this machine
-    streams, far = zip(*(peers.get(host, ("", -1)) for host in range(options.hosts)), strict=True)
+    peers |= dict.fromkeys(options.island_hosts(request.host), (None, request.incarnation))  # those are on this machine
+    streams, epochs = zip(*(peers.get(host, ("", -1)) for host in range(options.hosts)), strict=True)
     return HostConfig(
         host=request.host,
         options=options,
@@ -70,7 +70,7 @@ def config_of(request: pb.StartHost, options: ClusterOptions, platform: str) -> 
         predecessor_client=request.predecessor_client,
         machine=request.machine,
         streams=streams,
-        far=far if options.islands > 1 else (),
+        epochs=epochs,
     )
 
 
@@ -137,7 +137,7 @@ class IslandHosts:
         self._incarnation = config.incarnation
         self._segments = {
             host: self._native.host_segment(
-                host, options.hosts, options.host_ring_bytes, options.host_arena_bytes, far_ring_bytes=FAR_RING_BYTES
+                host, options.hosts, options.host_ring_bytes, options.host_arena_bytes, link_ring_bytes=LINK_RING_BYTES
             )
             for host in options.island_hosts(config.host)
         }

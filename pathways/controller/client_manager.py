@@ -165,7 +165,6 @@ class ClientManager:
             client=number,
             checkpoint_root=client.checkpoint_root,
             futures=client.futures,
-            is_far=self.cluster.agents is not None,
         )
         request = pb.HostRequest(attach_client=attach)
         message: fd_passing.Message = {"kind": "client", "client": number}

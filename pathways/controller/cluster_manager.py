@@ -280,9 +280,6 @@ class ClusterManager:
         # Segments of other machines are of no use there: the agent makes its own.
         segment_fds = () if self.agents is not None else [-1 if each is None else each.fd for each in peers.segments]
         streams = [peers.streams[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]
-        far: list[int | None] = []
-        if self.agents is not None and any(is_elsewhere):
-            far = [peers.incarnations[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]
         config = HostConfig(
             host=number,
             options=options,
@@ -298,7 +295,7 @@ class ClusterManager:
             machine=machine,
             stream=peers.streams[number],
             streams=tuple(streams),
-            far=tuple(far),
+            epochs=tuple(peers.incarnations),
         )
         token = secrets.token_hex(16)
         starter = self.starter(island)

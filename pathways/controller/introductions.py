@@ -6,8 +6,8 @@ cost about n requests, and not n * n. What begins while an exchange is under way
 
     hosts share memory     The exchange waits until every other host has answered, and then starts the new hosts. A host
                            has answered when it uses no old segment any more; old rings may hold half-written records.
-    hosts are far          No memory is shared, and each record names the incarnations of its two ends. So the new hosts
-                           start at once, and the answers come meanwhile.
+    hosts are linked       No memory is shared, and a record counts only between the epochs that both ends know. So the
+                           new hosts start at once, and the answers come meanwhile.
 
 Invariants:
     Of any two hosts that are not lost, the later one knows the earlier one from its configuration, and the earlier one
@@ -166,7 +166,8 @@ class Introductions:
                 host=host,
                 loss=loss,
                 stream=cluster.stream_of(host, start.incarnation) if machine_of(host) != machine else "",
-                far_incarnation=None if cluster.agents is None else start.incarnation,
+                epoch=start.incarnation,
+                has_segment=cluster.agents is None,
             )
             for start, loss in zip(starts, losses, strict=True)
             for host in start.island.hosts

@@ -52,7 +52,7 @@ class JaxBackend:
         directory: str | None = None,
         swap_every_for_testing: int = 0,
         islands: tuple[int, ...] = (),
-        far: tuple[int | None, ...] = (),
+        epochs: tuple[int, ...] = (),
         hidden: Callable[[], list[str]] | None = None,
     ) -> None:
         """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
@@ -60,7 +60,7 @@ class JaxBackend:
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
         `swap_every_for_testing`: see `pathways.testing.faults`. `islands`: the island of each host; empty: all are in
-        one. `far`: see `HostConfig`. `hidden`: see `Sidecars`.
+        one. `epochs`: see `HostConfig`. `hidden`: see `Sidecars`.
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
@@ -73,7 +73,7 @@ class JaxBackend:
             controller,
             device_bytes=device_bytes,
             swap_every_for_testing=swap_every_for_testing,
-            far=far,
+            epochs=epochs,
         )
         self.sidecars = Sidecars(host, hidden)
         self.callbacks = Questions(host, self.sidecars)
@@ -109,14 +109,12 @@ class JaxBackend:
 
     # ---- from any thread
 
-    def attach_client(
-        self, client: int, segment: Any, futures: int, checkpoint_root: str | None, is_far: bool = False
-    ) -> None:
+    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None) -> None:
         """Starts completing a client's futures; there are `futures` of them. `checkpoint_root`: see
-        `pathways.host.checkpoint_root`. `is_far`: the client is on another machine, and `segment` is a twin.
+        `pathways.host.checkpoint_root`.
         """
         self._tasks.attach_client(client, checkpoint_root)
-        self.core.attach_client(client, segment, futures, is_far)
+        self.core.attach_client(client, segment, futures)
 
     def succeed(self, predecessor_failure: str, youngest_client: int) -> None:
         """Tells this host that it replaces a lost one (ERR-2). Call it before `run`.
@@ -134,7 +132,7 @@ class JaxBackend:
         """Replaces lost hosts by their successors. Returns when this host uses nothing of the predecessors' any more:
         by host, the error of a successor that it refuses.
         """
-        refused = dict(self.core.replace_peers([(each.host, each.there, each.loss) for each in successors]))
+        refused = dict(self.core.replace_peers([(new.host, new.segment, new.epoch, new.loss) for new in successors]))
         for each in successors:
             if each.host not in refused:
                 try:

@@ -51,11 +51,10 @@ class Driver(Protocol):
     #: Called with (request, error or None, bytes) after each offload of a client's buffers.
     on_offloaded: Callable[[int, str | None, int], None]
 
-    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None, is_far: bool) -> None:
+    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None) -> None:
         """Starts to take a client's work, until the notice of the client's end. Control thread.
 
-        `futures`: how many the client has. `checkpoint_root`: see `pathways.host.checkpoint_root`. `is_far`: the client
-        is on another machine, and `segment` is a twin of its memory.
+        `futures`: how many the client has. `checkpoint_root`: see `pathways.host.checkpoint_root`.
         """
 
     def replace_peers(self, successors: Sequence[Successor]) -> Mapping[int, Exception]:
@@ -157,7 +156,7 @@ def start_jax_driver(
         directory=os.path.dirname(config.address.removeprefix("unix:")),
         swap_every_for_testing=faults.swap_every(config.host),
         islands=options.island_of_hosts,
-        far=config.far,
+        epochs=config.epochs,
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
     if far:
@@ -274,8 +273,7 @@ class HostProcess:
     def _attach_client(self, request: pb.AttachClient, driver: Driver) -> pb.Error:
         def attach() -> None:
             segment = self._segment("client", "client", request.client)
-            root = request.checkpoint_root or None
-            driver.attach_client(request.client, segment, request.futures, root, request.is_far)
+            driver.attach_client(request.client, segment, request.futures, request.checkpoint_root or None)
 
         return _try(attach)
 
@@ -292,9 +290,8 @@ class HostProcess:
         successors: list[Successor] = []
 
         def take(each: pb.Successor) -> None:
-            is_far = each.HasField("far_incarnation")
-            there = each.far_incarnation if is_far else self._segment("peer", "host", each.host)
-            successors.append(Successor(each.host, there, each.loss, each.stream))
+            segment = self._segment("peer", "host", each.host) if each.has_segment else None
+            successors.append(Successor(each.host, segment, each.epoch, each.loss, each.stream))
 
         def replace() -> None:
             errors.update((host, _error(failure)) for host, failure in driver.replace_peers(successors).items())

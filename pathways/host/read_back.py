@@ -1,14 +1,15 @@
 """Reads a small result back to its client: this host's share of the value, as part of one C-ordered array (READ-1).
 
-If each shard is one contiguous part of the whole array in this process's memory, `_core` itself copies the shards, by a
-recipe that is made once per sharding, shape and dtype. Other shards (on an accelerator, packed, or not contiguous in
-the whole) go through NumPy.
+A recipe, made once per sharding, shape and dtype, says which bytes of the whole array these are. If each shard is one
+piece of it in this process's memory, `_core` itself copies the shards. Other shards (on an accelerator, packed, or not
+contiguous in the whole) go through NumPy.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,33 +18,42 @@ import numpy as np
 from pathways import _jaxlib
 from pathways.quirks import Quirks
 
-#: Three things. The bytes of the whole value. For each part that this host writes: (shard, offset in the whole, bytes);
-#: or None: use `write`. The function that gets the shards; None for an array of one shard.
-Recipe = tuple[int, tuple[tuple[int, int, int], ...] | None, Callable[[Any], Sequence[Any]] | None]
+#: Four things. The bytes of the whole value. For each piece that this host writes: (shard, offset in the whole, bytes).
+#: Whether each shard is one piece, which can be copied as it is; else use `write`. The function that gets the shards;
+#: None for an array of one shard.
+Recipe = tuple[int, tuple[tuple[int, int, int], ...], bool, Callable[[Any], Sequence[Any]] | None]
 
 
 def recipe(value: jax.Array, quirks: Quirks) -> Recipe:
     """The recipe for reading back arrays like `value`."""
     nbytes = value.size * value.dtype.itemsize
-    if not quirks.is_host_memory or _jaxlib.is_sub_byte(value.dtype):
-        return nbytes, None, None
+    may_copy = quirks.is_host_memory and not _jaxlib.is_sub_byte(value.dtype)
     shards = value.addressable_shards
     if len(shards) == 1 and shards[0].data.size == value.size:
-        return nbytes, ((0, 0, nbytes),) if shards[0].replica_id == 0 else (), None
-    parts = []
+        return nbytes, ((0, 0, nbytes),) if shards[0].replica_id == 0 else (), may_copy, None
+    pieces = []
     for number, shard in enumerate(shards):
-        if shard.replica_id != 0:
-            continue
-        starts, sizes = [], shard.data.shape
-        for axis, cut in enumerate(shard.index):
-            starts.append(cut.start or 0)
-            # In C order a part is contiguous if every dimension after its first dimension of more than one row is
-            # whole.
-            if sizes[axis] != value.shape[axis] and math.prod(sizes[:axis]) > 1:
-                return nbytes, None, None
-        start = int(np.ravel_multi_index(starts, value.shape)) if starts and value.size else 0
-        parts.append((number, start * value.dtype.itemsize, shard.data.size * value.dtype.itemsize))
-    return nbytes, tuple(parts), _jaxlib.shards_of
+        if shard.replica_id == 0:
+            starts = [cut.start or 0 for cut in shard.index]
+            found = [(number, *piece) for piece in _pieces(value.shape, starts, shard.data.shape, value.dtype.itemsize)]
+            may_copy = may_copy and len(found) <= 1
+            pieces += found
+    return nbytes, tuple(pieces), may_copy, _jaxlib.shards_of
+
+
+def _pieces(
+    shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int], itemsize: int
+) -> Iterator[tuple[int, int]]:
+    """The parts of a C-ordered array that a block of it takes: (offset, bytes) of each."""
+    if 0 in sizes:
+        return
+    axis = len(shape) - 1  # from this one on, a piece goes on
+    while axis > 0 and sizes[axis] == shape[axis]:
+        axis -= 1
+    nbytes = math.prod(sizes[max(axis, 0) :]) * itemsize
+    for at in np.ndindex(*sizes[: max(axis, 0)]):
+        first = [start + add for start, add in itertools.zip_longest(starts, at, fillvalue=0)]
+        yield (int(np.ravel_multi_index(first, shape)) * itemsize if first else 0), nbytes
 
 
 def whole(value: jax.Array) -> np.ndarray:

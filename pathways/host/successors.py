@@ -11,6 +11,7 @@ class Successor:
     """The successor of a lost host."""
 
     host: int
-    there: Any  # its segment, or its incarnation (int) when it is reached over a link
+    segment: Any  # None: it is reached over a link
+    epoch: int  # its incarnation
     loss: int  # it is in force after the loss of this number; 0: at once
     stream: str  # where it receives network transfers; empty: it is on this machine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 
 #: How a cluster decides which client's run is next, and what that means.
@@ -175,9 +175,8 @@ class HostConfig:
     stream: str = ""  # address where it receives network transfers; empty: there is only one machine
     #: That address of each host, behind `MACHINE@` if machines are real; None: on this machine; empty: lost now.
     streams: tuple[str | None, ...] = ()
-    #: The incarnation of each host on another machine, whose records come over the link: -1: it is not there now; None:
-    #: it is on this machine. Empty: all are on this machine.
-    far: tuple[int | None, ...] = ()
+    #: The incarnation of each host, which records between hosts name; -1: it is not there now.
+    epochs: tuple[int, ...] = ()
     is_linked: bool = False  # its machine has an agent, and a link to the controller's
     credentials: str = ""  # the folder of the credentials for network transfers; empty: they are not encrypted
 
@@ -222,5 +221,5 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("segment_fds", "streams", "far")}
+    lists = {name: tuple(fields[name]) for name in ("segment_fds", "streams", "epochs")}
     return HostConfig(**{**fields, **lists, "options": ClusterOptions(**fields["options"])})

@@ -171,9 +171,7 @@ class FakeDriver:
         self.notes = Notes()
         self._stopped = threading.Event()
 
-    def attach_client(
-        self, client: int, segment: Segment, futures: int, checkpoint_root: str | None, is_far: bool
-    ) -> None:
+    def attach_client(self, client: int, segment: Segment, futures: int, checkpoint_root: str | None) -> None:
         if os.pread(segment.fd, len(GARBLED), 0) == GARBLED:
             raise ValueError("a ring lies outside of the segment")
         self.clients[client] = segment.nbytes

@@ -61,7 +61,7 @@ FUZZ(Blocks) {
           std::vector<std::byte> scratch;
           (void)consumer.try_take(scratch);
         }
-        for (const BlockPart& far : {view.to_far(), view.from_far()}) {
+        for (const BlockPart& far : {view.to_link(), view.from_link()}) {
           std::vector<std::byte> scratch;
           if (far.is_there()) (void)far.consumer().try_take(scratch);
         }

@@ -91,7 +91,7 @@ FUZZ(Links) {
         end.outgoing,
         joined(FutureDoneRecord{
             {RecordKind::kFutureDone, 0, Home::kClient}, stamp - std::min<uint64_t>(stamp, fuzz.below(4)), 0, 0}));
-    (void)Scene::try_put(end.to_far, joined(FarHeader{host / 2 == 0 ? 2u : 0u, 5}, value));
+    (void)Scene::try_put(end.to_far, joined(PeerHeader{host / 2 == 0 ? 2u : 0u, 5}, value));
     if (fuzz.below(32) == 0) {
       (void)Scene::try_put(end.orders, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Home::kClient}}));
     }

@@ -86,12 +86,12 @@ FUZZ(PeerRecords) {
       host.attach_client(0, ClientView(client), ClientView(client).futures().capacity());
       orders = HostBlock::attach(segments[0])->ring_from_controller()->claim_producer();
       const HostView own(segments[0]);
-      ring = is_far ? own.from_far().ring() : HostBlock::attach(segments[0])->ring_from(1);
+      ring = is_far ? own.from_link().ring() : HostBlock::attach(segments[0])->ring_from(1);
       from_peer = ring->claim_producer();
-      to_peer = is_far ? own.to_far().consumer() : HostBlock::attach(segments[1])->ring_from(0)->claim_consumer();
+      to_peer = is_far ? own.to_link().consumer() : HostBlock::attach(segments[1])->ring_from(0)->claim_consumer();
     }
-    static std::array<Segment, 2> both() {
-      const HostBlock::Sizes sizes{1u << 17, 1u << 12, 0, 1u << 12};
+    std::array<Segment, 2> both() const {
+      const HostBlock::Sizes sizes{1u << 17, 1u << 12, 0, is_far ? 1u << 12 : 0};
       return {HostBlock::make(0, 2, sizes, false), HostBlock::make(1, 2, sizes, false)};
     }
     const bool is_far;
@@ -105,7 +105,7 @@ FUZZ(PeerRecords) {
               {HostView(segments[0]), is_far ? HostView() : HostView(segments[1])},
               ControllerBlock::attach(controller),
               backend,
-              is_far ? std::vector<int32_t>{kNear, 5} : std::vector<int32_t>{}};
+              {5, 5}};
     ByteRing* ring;  ///< from the peer
     ByteRing::Producer orders, from_peer;
     ByteRing::Consumer to_peer;
@@ -135,35 +135,33 @@ FUZZ(PeerRecords) {
     const auto node = static_cast<uint32_t>(fuzz.below(5));
     if (fuzz.below(8) == 0) {
       const auto outcome = static_cast<uint16_t>(fuzz.below(4));
-      const DecisionRecord told{{RecordKind::kDecision, outcome, 0}, order, node, 1, 0, 0};
+      const DecisionRecord told{{RecordKind::kDecision, outcome, 0}, order, node, 0, 0, 0};
       record.resize(sizeof told);
       std::memcpy(record.data(), &told, sizeof told);
     } else if (fuzz.below(6) == 0) {  // of an exchange of rows, of which its runs have none
       const auto kind = fuzz.below(2) == 0 ? RecordKind::kExchangeReport : RecordKind::kExchangeDecision;
-      const WordsRecord said{{kind, 0, 0}, order, node, 1, 1, 0};
+      const WordsRecord said{{kind, 0, 0}, order, node, 1};
       record.resize(sizeof said + 8);
       std::memcpy(record.data(), &said, sizeof said);
     } else if (fuzz.below(12) == 0) {
-      const WrittenRecord written{{RecordKind::kExchangeWritten, 0, 0}, order, node, 1, 0, 0};
+      const WrittenRecord written{{RecordKind::kExchangeWritten, 0, 0}, order, node, 0};
       record.resize(sizeof written);
       std::memcpy(record.data(), &written, sizeof written);
     } else if (fuzz.below(2) == 0) {
-      const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1, 1, 0};
+      const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1};
       const auto slot = reinterpret_cast<uint64_t>(&one->receive[fuzz.below(4)]);
       record.resize(sizeof post + 8);
       std::memcpy(record.data(), &post, sizeof post);
       std::memcpy(record.data() + sizeof post, &slot, 8);
     } else {
       const bool has_failed = fuzz.below(4) == 0;
-      const WrittenRecord arrived{{RecordKind::kReceiveDone, has_failed, 0}, order, node, 1, has_failed ? 8u : 0u, 0};
+      const WrittenRecord arrived{{RecordKind::kReceiveDone, has_failed, 0}, order, node, has_failed ? 8u : 0u};
       record.resize(sizeof arrived + arrived.bytes, std::byte{'x'});
       std::memcpy(record.data(), &arrived, sizeof arrived);
     }
-    if (one->is_far) {
-      const FarHeader from{1, fuzz.below(8) == 0 ? 4 : 5};
-      const auto* header = reinterpret_cast<const std::byte*>(&from);
-      record.insert(record.begin(), header, header + sizeof from);
-    }
+    const PeerHeader from{1, one->is_far && fuzz.below(8) == 0 ? 4 : 5};
+    const auto* header = reinterpret_cast<const std::byte*>(&from);
+    record.insert(record.begin(), header, header + sizeof from);
     if (fuzz.below(3) == 0) fuzz.mutate(record, 1000);
     try {
       put(one->from_peer, record);

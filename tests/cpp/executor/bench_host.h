@@ -66,8 +66,6 @@ class RecordingLink final : public HostLink {
                         }});
   }
 
-  bool is_far(uint32_t host) const override { return far.contains(host); }
-
   uint64_t completions(uint64_t handle, uint32_t client = 0) const {
     return static_cast<uint64_t>(std::count(done.begin(), done.end(), std::pair{client, handle}));
   }
@@ -81,7 +79,6 @@ class RecordingLink final : public HostLink {
     std::function<void(Executor&)> deliver;
   };
   uint32_t self = 0;
-  std::set<uint32_t> far;  ///< hosts on other machines
   std::vector<std::pair<uint32_t, uint64_t>> done;
   std::map<uint64_t, uint64_t> read;  ///< by handle: what was written into its slot
   std::set<uint64_t> refused;         ///< handles that nobody will read

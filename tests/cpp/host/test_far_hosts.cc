@@ -1,7 +1,7 @@
 // A host whose peers and clients are on other machines. The test is the controller, the link and the other hosts.
 //
-//   FAR-2    Far.OtherIncarnationsAreDropped, Far.LostAndReplaced, Far.WhatWasSaidBeforeTheLossCounts
-//   PEER-1   Far.NonsenseClosesOneChannel, Far.ABrokenRingClosesAll
+//   PEER-1   Far.OtherEpochsAreDropped, Far.LostAndReplaced, Far.WhatWasSaidBeforeTheLossCounts;
+//            Far.NonsenseClosesOneChannel, Far.ABrokenRingClosesAll
 //   LINK-1   Far.CompletionsComeBeforeTheEndOfTheRun: on one ring
 //   READ-1   Far.ValuesComeWithTheirCompletion: each host's share, and nothing else
 #include "host/host.h"
@@ -14,7 +14,6 @@
 #include <memory>
 
 #include "executor/stub_backend.h"
-#include "messages/far_records.h"
 #include "messages/peer_records.h"
 #include "simulate/program.h"
 #include "support.h"
@@ -68,11 +67,11 @@ struct OneFar {
   static constexpr uint32_t kHosts = 3;
   static constexpr HostBlock::Sizes kSizes{1u << 17, 4096, 0, 1u << 15};
 
-  explicit OneFar(std::vector<int32_t> far = {kNear, 5, 7}) {
+  explicit OneFar(std::vector<int32_t> epochs = {3, 5, 7}) {
     std::vector<HostView> blocks(kHosts);
     blocks[0] = HostView(segment);
-    host =
-        std::make_unique<Host>(Host::Options{}, blocks, ControllerBlock::attach(controller), backend, std::move(far));
+    host = std::make_unique<Host>(Host::Options{}, blocks, ControllerBlock::attach(controller), backend,
+                                  std::move(epochs));
     for (uint32_t plan = 0; plan < 3; ++plan) {
       ModelledProgram program;
       const uint32_t here = program.add_slice({{0}, 1}), there = program.add_slice({{plan % 2 + 1}, 1});
@@ -82,13 +81,13 @@ struct OneFar {
       host->add_plan(plan, Plan::parse(program.plan_of(0, 1)));
       host->set_compiled(plan, std::nullopt);
     }
-    host->attach_client(0, ClientView(client), 1u << 16, true);
+    host->attach_client(0, ClientView(client), 1u << 16);
     HostBlock* block = HostBlock::attach(segment);
     HostView view(segment);
     orders = block->ring_from_controller()->claim_producer();
     reports = block->ring_to_controller()->claim_consumer();
-    from_far = view.from_far().producer();
-    to_far = view.to_far().consumer();
+    from_link = view.from_link().producer();
+    to_link = view.to_link().consumer();
   }
 
   static void put(ByteRing::Producer& ring, std::span<const std::byte> bytes) {
@@ -119,18 +118,18 @@ struct OneFar {
   void step() {
     for (int i = 0; i < 8; ++i) host->step();
   }
-  void say(FarHeader from, uint32_t plan_host, uint64_t run, RecordKind kind) {
+  void say(PeerHeader from, uint64_t run, RecordKind kind) {
     if (kind == RecordKind::kReceiveReady) {
-      put(from_far, joined(from, WordsRecord{{kind, 0, 0}, run, 2, plan_host, 1, 0}, uint64_t{128}));
+      put(from_link, joined(from, WordsRecord{{kind, 0, 0}, run, 2, 1}, uint64_t{128}));
     } else {
-      put(from_far, joined(from, WrittenRecord{{kind, 0, 0}, run, 4, plan_host, 0, 0}));
+      put(from_link, joined(from, WrittenRecord{{kind, 0, 0}, run, 4, 0}));
     }
     step();
   }
   /// What the peer says in a whole run.
-  void answer(FarHeader from, uint64_t run) {
-    say(from, from.host, run, RecordKind::kReceiveReady);
-    say(from, from.host, run, RecordKind::kReceiveDone);
+  void answer(PeerHeader from, uint64_t run) {
+    say(from, run, RecordKind::kReceiveReady);
+    say(from, run, RecordKind::kReceiveDone);
   }
   /// The text of a failed result, or "ready"; takes all reports.
   std::string outcome(uint64_t handle) {
@@ -147,11 +146,11 @@ struct OneFar {
     return found;
   }
   /// Everything that was said to other machines.
-  std::vector<std::pair<FarHeader, RecordKind>> said() {
-    std::vector<std::pair<FarHeader, RecordKind>> all;
-    for (Bytes record = next(to_far); !record.empty(); record = next(to_far)) {
-      all.emplace_back(read_record<FarHeader>(record),
-                       read_record<RecordHeader>(std::span(record).subspan(sizeof(FarHeader))).kind);
+  std::vector<std::pair<PeerHeader, RecordKind>> said() {
+    std::vector<std::pair<PeerHeader, RecordKind>> all;
+    for (Bytes record = next(to_link); !record.empty(); record = next(to_link)) {
+      all.emplace_back(read_record<PeerHeader>(record),
+                       read_record<RecordHeader>(std::span(record).subspan(sizeof(PeerHeader))).kind);
     }
     return all;
   }
@@ -160,8 +159,8 @@ struct OneFar {
   Segment client = ClientBlock::make({64, 4096, 0, false}, false);
   PlainBackend backend;
   std::unique_ptr<Host> host;
-  ByteRing::Producer orders, from_far;
-  ByteRing::Consumer reports, to_far;
+  ByteRing::Producer orders, from_link;
+  ByteRing::Consumer reports, to_link;
   uint64_t order = 0;
 };
 
@@ -172,7 +171,7 @@ TEST(Far, RecordsGoToOtherMachinesAndComeFromThere) {
   ASSERT_EQ(said.size(), 1u);
   EXPECT_EQ(said[0].second, RecordKind::kReceiveReady);
   EXPECT_EQ(said[0].first.host, 1u);
-  EXPECT_EQ(said[0].first.incarnation, 5);
+  EXPECT_EQ(said[0].first.epoch, 5);
   one.answer({1, 5}, 1);
   EXPECT_EQ(one.backend.sends, 1u);
   said = one.said();
@@ -195,12 +194,12 @@ TEST(Far, CompletionsComeBeforeTheEndOfTheRun) {
   EXPECT_EQ(kinds, (std::vector{RecordKind::kFutureDone, RecordKind::kRunDone}));
 }
 
-TEST(Far, OtherIncarnationsAreDropped) {
-  OneFar one({kNear, 5, kAbsent});
+TEST(Far, OtherEpochsAreDropped) {
+  OneFar one({3, 5, kAbsent});
   const uint64_t result = one.run(0);
-  for (const FarHeader from : {FarHeader{1, 4}, FarHeader{1, 6}, FarHeader{1, kAbsent}, FarHeader{2, 0},
-                               FarHeader{2, kAbsent}, FarHeader{2, kNear}}) {
-    one.answer({from.host, from.incarnation}, 1);
+  for (const PeerHeader from : {PeerHeader{1, 4}, PeerHeader{1, 6}, PeerHeader{1, kAbsent}, PeerHeader{2, 0},
+                                PeerHeader{2, kAbsent}, PeerHeader{2, -2}}) {
+    one.answer(from, 1);
   }
   EXPECT_EQ(one.outcome(result), "pending");
   EXPECT_EQ(one.backend.sends, 0u);
@@ -211,7 +210,7 @@ TEST(Far, OtherIncarnationsAreDropped) {
 TEST(Far, LostAndReplaced) {
   OneFar one;
   const uint64_t lost = one.run(0);
-  one.host->replace_far_peer(1, 6, 1);
+  one.host->open_peer(1, HostView(), 6, 1);
   one.step();
   EXPECT_EQ(one.host->peers_replaced(), 0u);  // not before this host has heard of the loss
   one.answer({1, 6}, 1);
@@ -226,7 +225,7 @@ TEST(Far, LostAndReplaced) {
   EXPECT_EQ(one.outcome(next), "pending");
   const auto said = one.said();
   ASSERT_EQ(said.size(), 1u);
-  EXPECT_EQ(said[0].first.incarnation, 6);
+  EXPECT_EQ(said[0].first.epoch, 6);
   one.answer({1, 6}, 2);
   EXPECT_EQ(one.outcome(next), "ready");
 }
@@ -244,26 +243,24 @@ TEST(Far, NothingIsSaidToALostPeer) {
 TEST(Far, WhatWasSaidBeforeTheLossCounts) {
   OneFar one;
   const uint64_t result = one.run(0);
-  OneFar::put(one.from_far,
-              joined(FarHeader{1, 5}, WordsRecord{{RecordKind::kReceiveReady, 0, 0}, 1, 2, 1, 1, 0}, uint64_t{128}));
-  OneFar::put(one.from_far, joined(FarHeader{1, 5}, WrittenRecord{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 1, 0, 0}));
+  OneFar::put(one.from_link,
+              joined(PeerHeader{1, 5}, WordsRecord{{RecordKind::kReceiveReady, 0, 0}, 1, 2, 1}, uint64_t{128}));
+  OneFar::put(one.from_link, joined(PeerHeader{1, 5}, WrittenRecord{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 0}));
   one.lose(1, 1);
   one.step();
   EXPECT_EQ(one.outcome(result), "ready");
 }
 
 TEST(Far, NonsenseClosesOneChannel) {
-  const WrittenRecord done{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 1, 0, 0};
-  auto of_another = done;
-  of_another.host = 2;
+  const WrittenRecord done{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 0};
   auto too_long = done;
   too_long.bytes = 80;
   for (const Bytes& nonsense :
-       {joined(FarHeader{1, 5}), joined(FarHeader{1, 5}, uint32_t{3}), joined(FarHeader{1, 5}, of_another),
-        joined(FarHeader{1, 5}, too_long), joined(FarHeader{1, 5}, RecordHeader{RecordKind::kRun, 0, 0})}) {
+       {joined(PeerHeader{1, 5}), joined(PeerHeader{1, 5}, uint32_t{3}), joined(PeerHeader{1, 5}, too_long),
+        joined(PeerHeader{1, 5}, RecordHeader{RecordKind::kRun, 0, 0})}) {
     OneFar one;
     const uint64_t closed = one.run(0), open = one.run(1);
-    OneFar::put(one.from_far, nonsense);
+    OneFar::put(one.from_link, nonsense);
     one.step();
     EXPECT_NE(one.outcome(closed).find("the channel from host 1 was closed"), std::string::npos) << nonsense.size();
     one.answer({1, 5}, 1);
@@ -272,7 +269,7 @@ TEST(Far, NonsenseClosesOneChannel) {
     const uint64_t later = one.run(0);
     EXPECT_NE(one.outcome(later).find("the channel from host 1 was closed"), std::string::npos);
     one.lose(1, 1);
-    one.host->replace_far_peer(1, 6, 1);
+    one.host->open_peer(1, HostView(), 6, 1);
     one.step();
     const uint64_t with_successor = one.run(0);
     one.answer({1, 6}, one.order);
@@ -281,16 +278,16 @@ TEST(Far, NonsenseClosesOneChannel) {
 }
 
 TEST(Far, ABrokenRingClosesAll) {
-  for (const Bytes& nonsense : {joined(uint32_t{0}), joined(FarHeader{0, kNear}), joined(FarHeader{9, 5}), Bytes()}) {
+  for (const Bytes& nonsense : {joined(uint32_t{0}), joined(PeerHeader{0, 3}), joined(PeerHeader{9, 5}), Bytes()}) {
     OneFar one;
     const uint64_t first = one.run(0), second = one.run(1);
     if (nonsense.empty()) {  // the ring itself
-      std::byte* ring = HostView(one.segment).from_far().at;
+      std::byte* ring = HostView(one.segment).from_link().at;
       std::memset(ring + sizeof(ByteRing), 0xff, 64);
-      OneFar::put(one.from_far, joined(FarHeader{1, 5}, uint64_t{0}));
+      OneFar::put(one.from_link, joined(PeerHeader{1, 5}, uint64_t{0}));
       std::memset(ring + sizeof(ByteRing), 0xff, 64);
     } else {
-      OneFar::put(one.from_far, nonsense);
+      OneFar::put(one.from_link, nonsense);
     }
     one.step();
     std::vector<std::string> texts;
@@ -304,7 +301,7 @@ TEST(Far, ABrokenRingClosesAll) {
     for (const std::string& text : texts) EXPECT_NE(text.find("was closed"), std::string::npos) << text;
     // This host hears nothing from over there any more. A successor does not change that, and no run waits for it.
     one.lose(1, 1);
-    one.host->replace_far_peer(1, 6, 1);
+    one.host->open_peer(1, HostView(), 6, 1);
     one.step();
     EXPECT_NE(one.outcome(one.run(0)).find("the channel from host 1 was closed"), std::string::npos);
   }
@@ -350,7 +347,10 @@ TEST(Far, ValuesComeWithTheirCompletion) {
     };
     write(expected.data());
     one.backend.read = [&](const ReadBackSlot& slot) {
-      write(each.bytes <= ReadBackArea::kSmallBytes ? slot.small : slot.large);
+      write(slot.of(each.bytes));
+      for (size_t at = each.first; at < each.bytes; at += each.stride) {
+        slot.wrote(each.bytes, at, std::min(each.piece, each.bytes - at));
+      }
       return Status::kOk;
     };
     const uint64_t result = one.run(2, true);
@@ -375,7 +375,8 @@ TEST(Far, AValueThatCannotBeReadFailsItsFuture) {
   one.backend.read = [](const ReadBackSlot&) { return Status::kFailed; };
   EXPECT_EQ(one.outcome(one.run(2, true)), "not here");
   one.backend.read = [](const ReadBackSlot& slot) {
-    std::memset(slot.small, 1, 8);
+    std::memset(slot.of(8), 1, 8);
+    slot.wrote(8, 0, 8);
     return Status::kOk;
   };
   EXPECT_EQ(one.outcome(one.run(2, true)), "ready");
@@ -391,21 +392,21 @@ TEST(Far, ClientsThatAreGoneGetNothing) {
 TEST(Far, RefusedAtOnce) {
   PlainBackend backend;
   Segment controller = ControllerBlock::make(false);
-  const auto make = [&](HostBlock::Sizes sizes, std::vector<int32_t> far) {
+  const auto make = [&](HostBlock::Sizes sizes, std::vector<int32_t> epochs) {
     Segment segment = HostBlock::make(0, 3, sizes, false);
     std::vector<HostView> blocks(3);
     blocks[0] = HostView(segment);
-    const Host host(Host::Options{}, blocks, ControllerBlock::attach(controller), backend, std::move(far));
+    const Host host(Host::Options{}, blocks, ControllerBlock::attach(controller), backend, std::move(epochs));
   };
-  make(OneFar::kSizes, {kNear, 5, 7});
-  EXPECT_THROW(make(OneFar::kSizes, {kNear, 5}), Error);                    // not all hosts
-  EXPECT_THROW(make({1u << 17, 4096, 0, 0}, {kNear, 5, 7}), Error);         // no rings to other machines
-  EXPECT_THROW(make({1u << 17, 0, 0, 1u << 15}, {kNear, 5, 7}), Error);     // no rings between hosts
-  EXPECT_THROW(make({1u << 16, 4096, 0, 1u << 15}, {kNear, 5, 7}), Error);  // the longest completion does not fit
+  make(OneFar::kSizes, {3, 5, 7});
+  make({1u << 17, 0, 0, 1u << 15}, {3, 5, 7});                          // no host is near: no rings to such
+  EXPECT_THROW(make(OneFar::kSizes, {3, 5}), Error);                    // not all hosts
+  EXPECT_THROW(make({1u << 17, 4096, 0, 0}, {3, 5, 7}), Error);         // no rings to a link
+  EXPECT_THROW(make({1u << 16, 4096, 0, 1u << 15}, {3, 5, 7}), Error);  // the longest completion does not fit
   OneFar one;
-  EXPECT_THROW(one.host->replace_far_peer(0, 5, 0), Error);
-  EXPECT_THROW(one.host->replace_far_peer(1, kAbsent, 0), Error);
-  EXPECT_THROW(one.host->replace_far_peer(3, 5, 0), Error);
+  EXPECT_THROW(one.host->open_peer(0, HostView(), 5, 0), Error);
+  EXPECT_THROW(one.host->open_peer(1, HostView(), kAbsent, 0), Error);
+  EXPECT_THROW(one.host->open_peer(3, HostView(), 5, 0), Error);
 }
 
 }  // namespace

@@ -249,7 +249,7 @@ TEST(Peers, LostAndReplaced) {
       cluster.hosts[lost]->executor().clear();
       Segment fresh = HostBlock::make(lost, 2, {1u << 16, 4096, 0}, false);
       HostBlock* block = HostBlock::attach(fresh);
-      survivor.replace_peer(lost, block, 1);
+      survivor.open_peer(lost, block, 1, 1);
       survivor.step();
       EXPECT_EQ(survivor.peers_replaced(), 0u);  // not before it has heard of the loss
       EXPECT_EQ(cluster.controller->lose_hosts({lost}, "HostLostError: gone"), 1u);
@@ -267,8 +267,10 @@ TEST(Peers, LostAndReplaced) {
       std::vector<HostView> blocks(2);
       blocks[lost] = block;
       blocks[1 - lost] = HostBlock::attach(cluster.segments[1 - lost]);
+      std::vector<int32_t> epochs(2);
+      epochs[lost] = 1;
       cluster.hosts[lost] =
-          std::make_unique<Host>(Host::Options{.host = lost}, blocks, cluster.block, cluster.backends[lost]);
+          std::make_unique<Host>(Host::Options{.host = lost}, blocks, cluster.block, cluster.backends[lost], epochs);
       cluster.hosts[lost]->attach_client(0, cluster.client_block, cluster.futures());
       cluster.hosts[lost]->add_plan(0, Plan::parse(cluster.program().plan_of(lost, 1)));
       cluster.hosts[lost]->set_compiled(0, std::nullopt);
@@ -356,31 +358,39 @@ TEST(Peers, HearWhatWasSaidToThemDuringALaunch) {
 TEST(Peers, NonsenseClosesTheChannel) {
   const Watchdog watchdog("hosts that hear nonsense");
   const auto record_of = [](const auto& record, size_t bytes) {
-    std::vector<std::byte> data(bytes);
-    std::memcpy(data.data(), &record, std::min(bytes, sizeof record));
+    std::vector<std::byte> data(sizeof(PeerHeader) + bytes);  // of host 0, in epoch 0
+    std::memcpy(data.data() + sizeof(PeerHeader), &record, std::min(bytes, sizeof record));
     return data;
   };
-  const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, 1, 0, 0, 1, 0};
+  const auto from = [](PeerHeader sender) {
+    std::vector<std::byte> data(sizeof sender);
+    std::memcpy(data.data(), &sender, sizeof sender);
+    return data;
+  };
+  const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, 1, 0, 1};
   const auto make = [](auto record, auto change) {
     change(record);
     return record;
   };
-  const WrittenRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0, 0, 0};
+  const WrittenRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0};
   const DecisionRecord decision{{RecordKind::kDecision, 0, 0}, 77, 0, 0, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
+      {std::vector<std::byte>(4), "a record is shorter than its header"},
+      {from({0, 0}), "a record is shorter than its header"},
+      {from({0, 1}), "a record is of host 0 in epoch 1, who does not come this way"},
+      {from({1, 0}), "a record is of host 1"},
+      {from({7, 0}), "a record is of host 7"},
       {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},
       {record_of(post, 8), "a receive-ready record has 8 bytes"},
-      {record_of(post, sizeof post), "a receive-ready record has 32 bytes, expected 40"},
-      {record_of(make(post, [](auto& r) { r.count = 0xffffffff; }), sizeof post), "expected 34359738392"},
-      {record_of(make(post, [](auto& r) { r.host = 7; }), sizeof post + 8), "names host 7"},
+      {record_of(post, sizeof post), "a receive-ready record has 24 bytes, expected 32"},
+      {record_of(make(post, [](auto& r) { r.count = 0xffffffff; }), sizeof post), "expected 34359738384"},
       {record_of(arrival, sizeof arrival), "a receive-done record for node 0 of run 77"},
       {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival),
-       "a receive-done record has 32 bytes"},
+       "a receive-done record has 24 bytes"},
       {record_of(make(arrival, [](auto& r) { r.header.detail = 3; }), sizeof arrival), "an unknown outcome"},
       {record_of(decision, 8), "a decision has 8 bytes"},
       {record_of(make(decision, [](auto& r) { r.bytes = 1; }), sizeof decision),
        "a decision has 32 bytes, expected 40"},
-      {record_of(make(decision, [](auto& r) { r.host = 7; }), sizeof decision), "names host 7"},
       {record_of(make(decision, [](auto& r) { r.header.detail = 3; }), sizeof decision), "an unknown outcome"},
   };
   for (const auto& [bytes, text] : nonsense) {

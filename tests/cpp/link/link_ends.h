@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "link/machine_link.h"
-#include "messages/far_records.h"
+#include "messages/peer_records.h"
 #include "messages/shared_segments.h"
 #include "support.h"
 
@@ -114,7 +114,7 @@ struct Machine {
     at_home->add_host(number, incarnation, far, home_controller);
     here->add_host(number, incarnation, near, ControllerBlock::attach(controller_segment));
     hosts.insert_or_assign(number, End{std::move(twin), std::move(own), far.to_host(), far.from_host(), near.inbox(),
-                                       near.outgoing(), near.from_far().consumer(), near.to_far().producer()});
+                                       near.outgoing(), near.from_link().consumer(), near.to_link().producer()});
   }
   void remove_host(uint32_t number) {
     at_home->remove_host(number);

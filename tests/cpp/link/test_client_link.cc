@@ -99,11 +99,11 @@ TEST(ClientLink, Puts) {
     }
     one.hub.return_lease(kClient, at, 1);
     one.transmit();
-    EXPECT_GE(one.far.client.kept_far(), bytes);
+    EXPECT_GE(one.far.client.kept_elsewhere(), bytes);
     one.hub.return_lease(kClient, at, 0);
     one.transmit();
     EXPECT_EQ(one.there().find(at, 1), nullptr);
-    EXPECT_EQ(one.far.client.kept_far(), 0u);
+    EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
   }
   EXPECT_EQ(one.arena().bytes_in_use(), 0u);
   EXPECT_EQ(one.far.at_home->stats().dropped + one.far.at_client->stats().dropped, 0u);
@@ -159,7 +159,7 @@ TEST(ClientLink, FetchesComeBackWhole) {
     EXPECT_EQ(one.arena().was_references(offset), 1u);
     one.arena().release(offset);
     one.far.client.forget(token);
-    EXPECT_EQ(one.far.client.kept_far(), 0u);
+    EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
   }
 }
 
@@ -178,7 +178,7 @@ TEST(ClientLink, AFailedFetch) {
   one.transmit();
   one.far.client.poll_inbox();
   EXPECT_EQ(one.far.client.poll(token), FutureState::kFailed);
-  EXPECT_EQ(one.far.client.kept_far(), 0u);
+  EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
   EXPECT_EQ(one.far.client.error_of(token), "it died!");
   EXPECT_EQ(one.arena().was_references(offset), 1u);
   EXPECT_LT(one.far.at_home->stats().bytes_out, 10'000u);
@@ -196,11 +196,11 @@ TEST(ClientLink, ALostHostsLeases) {
     one.hub.return_lease(kClient, command.lease_at, 1);
     one.tell(joined(ReclaimRecord{{RecordKind::kReclaim, 0, kClient}, 0, 0, command.lease_stamp - 1}));
     one.transmit();
-    EXPECT_GE(one.far.client.kept_far(), 1000u);  // that was before this lease
+    EXPECT_GE(one.far.client.kept_elsewhere(), 1000u);  // that was before this lease
     one.tell(joined(ReclaimRecord{{RecordKind::kReclaim, 0, kClient}, 0, 0, command.lease_stamp}));
     one.transmit();
     one.far.client.poll_inbox();
-    EXPECT_EQ(one.far.client.kept_far(), 0u);
+    EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
     EXPECT_EQ(one.arena().was_references(offset), 1u);
   }
 }
@@ -212,7 +212,7 @@ TEST(ClientLink, WhatHomeKeepsCounts) {
   std::deque<uint64_t> places;
   for (int step = 0; step < 300; ++step) {
     const size_t bytes = 1 + one.random() % 1'000'000;
-    if (one.arena().bytes_in_use() + one.far.client.kept_far() + bytes <= one.arena().capacity()) {
+    if (one.arena().bytes_in_use() + one.far.client.kept_elsewhere() + bytes <= one.arena().capacity()) {
       const uint64_t offset = one.block(bytes, bytes);
       one.command(CommandKind::kPut, Handle{sent + 1}, {}, offset, bytes);
       one.transmit();
@@ -232,7 +232,7 @@ TEST(ClientLink, WhatHomeKeepsCounts) {
     for (const uint32_t host : {0u, 1u}) one.hub.return_lease(kClient, at, host);
   }
   one.transmit();
-  EXPECT_EQ(one.far.client.kept_far(), 0u);
+  EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
 }
 
 TEST(ClientLink, TimesAreDurations) {

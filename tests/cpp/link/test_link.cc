@@ -77,8 +77,8 @@ TEST(Link, RandomRecords) {
       reports[host].pop_front();
     }
     for (Bytes record = next(end.from_far); !record.empty(); record = next(end.from_far), ++came) {
-      const auto from = read_record<FarHeader>(record);
-      ASSERT_EQ(from.incarnation, static_cast<int32_t>(from.host) + 10);
+      const auto from = read_record<PeerHeader>(record);
+      ASSERT_EQ(from.epoch, static_cast<int32_t>(from.host) + 10);
       auto& expected = peers[{host, from.host}];
       ASSERT_FALSE(expected.empty());
       ASSERT_EQ(Bytes(record.begin() + sizeof from, record.end()), expected.front());
@@ -101,7 +101,7 @@ TEST(Link, RandomRecords) {
         break;
       case 2: {
         const auto to = static_cast<uint32_t>((host / 2 * 2 + 2 + below(2)) % 4);
-        Bytes far = joined(FarHeader{to, static_cast<int32_t>(to) + 10});
+        Bytes far = joined(PeerHeader{to, static_cast<int32_t>(to) + 10});
         far.insert(far.end(), record.begin(), record.end());
         if (send(end.to_far, far)) peers[{to, host}].push_back(record);
         break;
@@ -172,21 +172,22 @@ TEST(Link, HostsOfOtherMachines) {
   Home home(2);
   home[0].add_host(0, 1);
   home[1].add_host(1, 2);
-  const auto say = [&](FarHeader to, uint64_t what) {
+  const auto say = [&](PeerHeader to, uint64_t what) {
     put(home[0].hosts.at(0).to_far, joined(to, plain(what)[0], what));
   };
   const auto heard = [&]() -> Bytes { return next(home[1].hosts.at(1).from_far); };
-  const auto expected = [&](uint64_t what) { return joined(FarHeader{0, 1}, plain(what)[0], what); };
+  const auto expected = [&](uint64_t what) { return joined(PeerHeader{0, 1}, plain(what)[0], what); };
   say({1, 2}, 7);
   home.transmit();
   EXPECT_EQ(heard(), expected(7));
-  for (const FarHeader& nobody : {FarHeader{1, 1}, FarHeader{1, 3}, FarHeader{0, 1}, FarHeader{2, 2}}) say(nobody, 8);
+  for (const PeerHeader& nobody : {PeerHeader{1, 1}, PeerHeader{1, 3}, PeerHeader{0, 1}, PeerHeader{2, 2}})
+    say(nobody, 8);
   home.transmit();
   EXPECT_TRUE(heard().empty());
   EXPECT_EQ(home[0].at_home->stats().dropped, 4u);
   // A machine speaks for its own hosts only.
   Bytes frame(FrameWriter::room_for(16));
-  for (const FarHeader& forged : {FarHeader{1, 2}, FarHeader{0, 2}, FarHeader{3, 1}}) {
+  for (const PeerHeader& forged : {PeerHeader{1, 2}, PeerHeader{0, 2}, PeerHeader{3, 1}}) {
     FrameWriter writer(frame);
     std::memcpy(writer.begin(FrameKind::kPeer, 1, 2, 16), joined(forged, uint64_t{9}).data(), 16);
     home[0].at_home->deliver(frame);
@@ -207,7 +208,7 @@ TEST(Link, NothingComesOutOfAClosedLink) {
   home[0].add_host(0, 1);
   home[1].add_host(1, 2);
   put(home[0].hosts.at(0).outgoing, plain(1));
-  put(home[0].hosts.at(0).to_far, joined(FarHeader{1, 2}, uint64_t{1}));
+  put(home[0].hosts.at(0).to_far, joined(PeerHeader{1, 2}, uint64_t{1}));
   home[0].collect();
   home[0].at_home->close();
   home[0].deliver_all();
@@ -215,7 +216,7 @@ TEST(Link, NothingComesOutOfAClosedLink) {
   EXPECT_EQ(home[0].at_home->collect(home[0].buffer), 0u);
   EXPECT_THROW(home[0].at_home->add_host(2, 1, HostView(), nullptr), Error);
   home[0].at_home->remove_host(0);
-  put(home[1].hosts.at(1).to_far, joined(FarHeader{0, 1}, uint64_t{1}));
+  put(home[1].hosts.at(1).to_far, joined(PeerHeader{0, 1}, uint64_t{1}));
   home[1].transmit();
   EXPECT_EQ(home[1].at_home->stats().dropped, 1u);
   EXPECT_TRUE(next(home[1].hosts.at(1).from_far).empty());
@@ -284,7 +285,7 @@ TEST(Link, WhatIsNotRead) {
   home[0].add_host(0, 1);
   home[1].add_host(1, 1);
   // Host 0 talks to host 1, whose machine's connection is stuck: the link to that machine breaks, and it alone.
-  Bytes record = joined(FarHeader{1, 1});
+  Bytes record = joined(PeerHeader{1, 1});
   record.resize(12'000);
   const auto talk = [&] {
     for (uint64_t said = 0; said < Link::kMostKept + (1u << 20); said += record.size()) {

@@ -2,7 +2,7 @@
 // machine. The hosts run random programs; every value is compared with that of a plain evaluation.
 //
 //   LINK-1   LinkedCluster.RandomPrograms, FarClientCluster.RandomPrograms
-//   FAR-2    LinkedCluster.LostMachines, FarClientCluster.LostMachines: at any moment; what is ordered afterwards is
+//   PEER-1   LinkedCluster.LostMachines, FarClientCluster.LostMachines: at any moment; what is ordered afterwards is
 //            right again
 #include <deque>
 #include <map>
@@ -26,22 +26,21 @@ constexpr HostBlock::Sizes kSizes{1u << 17, 4096, 0, 1u << 14};
 
 /// A machine with one host, and its link.
 struct Machine {
-  Machine(LinkHub& home, uint32_t number, std::vector<int32_t> incarnations, ControllerBlock* controller,
+  Machine(LinkHub& home, uint32_t number, const std::vector<int32_t>& epochs, ControllerBlock* controller,
           const ModelClock& clock)
       : number(number),
         twin(HostBlock::make(number, kHosts, kSizes, false)),
         own(HostBlock::make(number, kHosts, kSizes, false)),
         backend({number, 1, 0, 0}, clock, nullptr) {
-    const int32_t incarnation = std::exchange(incarnations[number], kNear);
+    const int32_t epoch = epochs[number];
     at_home = MachineLink::open(home, MachineLink::End::kHome);
     here = MachineLink::open(hub, MachineLink::End::kAgent);
-    at_home->add_host(number, incarnation, HostView(twin), controller);
-    here->add_host(number, incarnation, HostView(own), ControllerBlock::attach(controller_segment));
+    at_home->add_host(number, epoch, HostView(twin), controller);
+    here->add_host(number, epoch, HostView(own), ControllerBlock::attach(controller_segment));
     std::vector<HostView> blocks(kHosts);
     blocks[number] = HostView(own);
     Host::Options options{.host = number};
-    host = std::make_unique<Host>(options, blocks, ControllerBlock::attach(controller_segment), backend,
-                                  std::move(incarnations));
+    host = std::make_unique<Host>(options, blocks, ControllerBlock::attach(controller_segment), backend, epochs);
   }
   ~Machine() {
     host.reset();
@@ -109,9 +108,8 @@ struct LinkedCluster : testing::Test {
   }
 
   void start(uint32_t h) {
-    machines[h] = std::make_unique<Machine>(home, h, incarnations, block, clock);
-    machines[h]->host->attach_client(0, ClientView(machines[h]->client), ClientView(client_block).futures().capacity(),
-                                     true);
+    machines[h] = std::make_unique<Machine>(home, h, epochs, block, clock);
+    machines[h]->host->attach_client(0, ClientView(machines[h]->client), ClientView(client_block).futures().capacity());
   }
   /// One step of somebody.
   void step() {
@@ -197,7 +195,7 @@ struct LinkedCluster : testing::Test {
   Segment client_segment = ClientBlock::make(kClientSizes, false);
   ClientBlock* client_block = ClientBlock::attach(client_segment);
   LinkHub home;
-  std::vector<int32_t> incarnations = std::vector<int32_t>(kHosts, 1);
+  std::vector<int32_t> epochs = std::vector<int32_t>(kHosts, 1);
   std::vector<std::unique_ptr<Machine>> dead;
   std::unique_ptr<Machine> machines[kHosts];
   uint64_t replaced[kHosts] = {};  ///< losses before the host started
@@ -238,9 +236,9 @@ void LinkedCluster::lost_machines() {
     machines[lost]->at_home->close();
     machines[lost]->here->close();
     EXPECT_EQ(controller->lose_hosts({lost}, why), loss);
-    ++incarnations[lost];
+    ++epochs[lost];
     for (uint32_t h = 0; h < kHosts; ++h) {
-      if (h != lost) machines[h]->host->replace_far_peer(lost, incarnations[lost], loss);
+      if (h != lost) machines[h]->host->open_peer(lost, HostView(), epochs[lost], loss);
     }
     const auto is_replaced = [&] {
       for (uint32_t h = 0; h < kHosts; ++h) {

@@ -100,8 +100,8 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
   EXPECT_EQ(drops(true, frame(FrameKind::kToController, 1, 6, record)), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kFromController, 2, 5, record)), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kFromController, 1, 4, record)), 1u);
-  EXPECT_EQ(drops(false, frame(FrameKind::kPeer, 1, 4, joined(FarHeader{2, 5}))), 1u);
-  EXPECT_EQ(drops(true, frame(FrameKind::kPeer, 1, 5, joined(FarHeader{1, 5}))), 1u);
+  EXPECT_EQ(drops(false, frame(FrameKind::kPeer, 1, 4, joined(PeerHeader{2, 5}))), 1u);
+  EXPECT_EQ(drops(true, frame(FrameKind::kPeer, 1, 5, joined(PeerHeader{1, 5}))), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kBlock, 9, 1, block(1, 64))), 1u);
   for (const BlockHost host : {BlockHost{1, 4}, BlockHost{2, 5}}) {  // hosts that are not there, or not any more
     EXPECT_EQ(drops(false, frame(FrameKind::kBlock, Home::kClient, 1, joined(BlockFrame{1, 64, 0}, host))), 1u);

@@ -21,7 +21,6 @@ struct FarHosts : HostPair {
   FarHosts() {
     for (uint32_t h = 0; h < 2; ++h) {
       host(h).backend.set_far(1 - h, &host(1 - h).backend);
-      host(h).link.far.insert(1 - h);
     }
     add_plans();
     zero.put(A, 7);

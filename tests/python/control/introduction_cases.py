@@ -71,7 +71,7 @@ class Host:
 
     def known(self) -> set[int]:
         """The hosts that it knows: from its configuration, or since it was told of them."""
-        known = {host for host, incarnation in enumerate(self.config.far) if incarnation != -1} | self.segments
+        known = {host for host, epoch in enumerate(self.config.epochs) if epoch != -1}
         return known | {each.host for request in self.asked for each in request.successors}
 
     def poll(self) -> int | None:

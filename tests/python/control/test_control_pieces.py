@@ -197,18 +197,18 @@ def test_configurations_survive_the_command_line() -> None:
     host = HostConfig(3, cluster.options, "cpu", "unix:/a", "unix:/c", 1, 4, (5, 6), 7)
     assert config.load_host(config.dump(host)) == host
     assert host.rank == 1 and host.options.island_hosts(3) == (2, 3) and host.devices == range(6, 8)
-    far = dataclasses.replace(host, segment_fds=(), streams=("a@h:1", None, ""), far=(3, None, -1))
+    far = dataclasses.replace(host, segment_fds=(), streams=("a@h:1", None, ""), epochs=(3, 0, -1))
     assert config.load_host(config.dump(far)) == far
 
 
 def test_an_agent_gets_the_configuration_of_its_host() -> None:
     options = ClusterOptions(3, 2, 1, "cpu")
     host = HostConfig(3, options, "cpu", incarnation=2, predecessor_failure="lost", predecessor_client=5, machine=2)
-    host = dataclasses.replace(host, streams=("a@h:1", "", None, None, "", "b@h:2"), far=(3, -1, None, None, -1, 0))
+    host = dataclasses.replace(host, streams=("a@h:1", "", None, None, "", "b@h:2"), epochs=(3, -1, 2, 2, -1, 0))
     request = island.start_of(host, "secret")
     assert request.token == "secret" and island.config_of(request, options, "cpu") == host
     assert [peer.host for peer in request.peers] == [0, 5], "hosts that are not there take no bytes"
-    alone = HostConfig(0, ClusterOptions(1, 1, 1, "cpu"), "cpu", machine=1, streams=(None,))
+    alone = HostConfig(0, ClusterOptions(1, 1, 1, "cpu"), "cpu", machine=1, streams=(None,), epochs=(0,))
     assert island.config_of(island.start_of(alone, ""), alone.options, "cpu") == alone
 
 

@@ -58,9 +58,10 @@ def test_machines_that_join_at_once_are_introduced_together(tmp_path: pathlib.Pa
             assert made.requests() == before + 34
             last = made.launched[0].asked[-1]
             assert [each.host for each in last.successors] == [*range(34, 64)]
-            assert last.successors[0].stream == "m34@10.0.0.1:5034" and last.successors[0].far_incarnation == 1
-            assert made.process(40).config.far[41] == 1 and made.process(40).config.streams[41] == "m41@10.0.0.1:5041"
-            assert made.process(40).config.far[40] is None and made.process(40).config.streams[40] is None
+            assert last.successors[0].stream == "m34@10.0.0.1:5034" and last.successors[0].epoch == 1
+            config = made.process(40).config
+            assert config.epochs[41] == 1 and config.streams[41] == "m41@10.0.0.1:5041"
+            assert config.epochs[40] == 1 and config.streams[40] is None
 
     asyncio.run(run())
 
@@ -87,7 +88,7 @@ def test_islands_that_are_lost_together_come_back_together(tmp_path: pathlib.Pat
             if not far:
                 assert survivor.handed[-6:] == [*range(6)]
                 assert made.process(0).segments == set(range(10))
-                assert not request.successors[0].HasField("far_incarnation")
+                assert request.successors[0].has_segment
             assert made.cluster.host_with(survivor_token(made, 9)) is made.cluster.hosts[9]
 
     asyncio.run(run())
@@ -308,7 +309,7 @@ def test_a_host_answers_for_each_successor() -> None:
 
     class Driver:
         def replace_peers(self, successors: Any) -> dict[int, Exception]:
-            self.got = [(each.host, each.there, each.loss, each.stream) for each in successors]
+            self.got = [(each.host, each.segment, each.epoch, each.loss, each.stream) for each in successors]
             return {5: ValueError("no such peer")}
 
     host: Any = HostProcess.__new__(HostProcess)
@@ -322,14 +323,14 @@ def test_a_host_answers_for_each_successor() -> None:
 
     host._segment = segment
     successors = [
-        pb.Successor(host=3, loss=7, stream="m3@a:1", far_incarnation=2),
-        pb.Successor(host=4),
-        pb.Successor(host=5, far_incarnation=0),
-        pb.Successor(host=6),
+        pb.Successor(host=3, loss=7, stream="m3@a:1", epoch=2),
+        pb.Successor(host=4, has_segment=True, epoch=1),
+        pb.Successor(host=5),
+        pb.Successor(host=6, has_segment=True),
     ]
     driver: Any = Driver()
     report = host._answer(pb.HostRequest(replace_peers=pb.ReplacePeers(successors=successors)), driver)
-    assert driver.got == [(3, 2, 7, "m3@a:1"), (4, ("segment", 4), 0, ""), (5, 0, 0, "")]
+    assert driver.got == [(3, None, 2, 7, "m3@a:1"), (4, ("segment", 4), 1, 0, ""), (5, None, 0, 0, "")]
     refused = {each.number: each.error.message for each in report.peers_replaced.refused}
     assert refused == {6: "RuntimeError: expected another segment", 5: "ValueError: no such peer"}
 

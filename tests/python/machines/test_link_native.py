@@ -102,7 +102,7 @@ def test_hosts_come_and_go(ends: tuple[End, End]) -> None:
     controllers = [_native.controller_segment(), _native.controller_segment()]
     for incarnation in range(20):
         for end, controller in zip(ends, controllers, strict=True):
-            segment = _native.host_segment(0, 2, arena_bytes=0, far_ring_bytes=1 << 15)
+            segment = _native.host_segment(0, 2, arena_bytes=0, link_ring_bytes=1 << 15)
             end.link.add_host(0, incarnation, segment, controller)
             del segment  # the link has a mapping of its own
         client = agent.link.twin_client(incarnation, 1 << 20)
@@ -161,7 +161,7 @@ def test_an_end_that_is_gone(ends: tuple[End, End]) -> None:
     assert agent.broken.reasons == []
     with pytest.raises((RuntimeError, ValueError), match="closed"):
         agent.link.add_host(
-            0, 1, _native.host_segment(0, 2, arena_bytes=0, far_ring_bytes=1 << 15), _native.controller_segment()
+            0, 1, _native.host_segment(0, 2, arena_bytes=0, link_ring_bytes=1 << 15), _native.controller_segment()
         )
 
 
