@@ -214,10 +214,10 @@ cdef extern from "bulk/sending_backend.h" namespace "pathways":
         kRows
     cdef cppclass SendingBackend:
         void open(uint32_t, vector[ArenaView], DoorbellWord*) except +
-        void replace_arena(uint32_t, ArenaView) except +
+        void open_memory(uint32_t, ArenaView) except +
         void add_copy_plan(uint32_t, uint32_t, uint32_t, const_u64_span) except +
         void forget_copy_plans(uint32_t)
-        void set_far(uint32_t) except +
+        void open_stream(uint32_t) except +
         void remote_send_done(uint64_t, uint32_t, string)
         void arrived(uint64_t, uint32_t, uint32_t)
         bint keep_early(Chunk, const_byte_span) except +

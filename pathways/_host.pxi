@@ -158,14 +158,15 @@ cdef class Host:
         self.core.get().executor().set_predecessor_failure(text.encode(), youngest_client)
 
     def replace_peers(self, list successors not None):
-        """Lost peers have successors: of each the peer's number, its segment, its epoch, and the number of the loss. The
-        segment is None when the successor is beyond the machine's link. Returns when this host no longer uses the
-        predecessors' memory: by peer, the exception of a successor that it refuses, and keeps as lost.
+        """Lost peers have successors: of each the peer's number, its segment, its epoch, the number of the loss, and
+        whether bytes go there through a stream, as they did before. The segment is None when the successor is beyond
+        the machine's link. Returns when this host no longer uses the predecessors' memory: by peer, the exception of a
+        successor that it refuses, and keeps as lost.
         """
         from time import sleep
         cdef dict refused = {}
         cdef uint64_t wanted = self.core.get().peers_replaced()
-        for peer, segment, epoch, loss in successors:
+        for peer, segment, epoch, loss, _ in successors:
             try:
                 self.core.get().open_peer(peer, HostView() if segment is None else _host_view(segment), epoch, loss)
                 wanted += 1
@@ -174,17 +175,17 @@ cdef class Host:
         while self.core.get().peers_replaced() < wanted and not self.stopping:
             sleep(0.001)
         keep = list(self.keep)
-        for peer, segment, _, _ in successors:
+        for peer, segment, _, _, is_streamed in successors:
             if peer not in refused and segment is not None:
-                # Python's lock is held, so no step is under way.
-                self.backend.get().replace_arena(peer, _host_view(segment).arena())
+                if not is_streamed:  # Python's lock is held, so no step is under way.
+                    self.backend.get().open_memory(peer, _host_view(segment).arena())
                 keep[peer] = segment
         self.keep = tuple(keep)  # views of the old memory keep the old tuple alive
         return refused
 
-    def set_far(self, uint32_t peer):
-        """That host is on another machine; `driver.transfers.send_remote` sends to it. Call it before the loop."""
-        self.backend.get().set_far(peer)
+    def open_stream(self, uint32_t peer):
+        """Bytes go to that host through `driver.transfers.send_remote`. Call it before the loop."""
+        self.backend.get().open_stream(peer)
 
     def remote_send_done(self, OutgoingTransfer outgoing not None, str error):
         """Reports that an outgoing transfer was written at its destination, or that it failed with `error`. Any thread.

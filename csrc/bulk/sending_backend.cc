@@ -11,11 +11,11 @@
 
 namespace pathways {
 
-void SendingBackend::open(uint32_t host, std::vector<ArenaView> arenas, DoorbellWord* doorbell) {
+void SendingBackend::open(uint32_t host, const std::vector<ArenaView>& arenas, DoorbellWord* doorbell) {
   host_ = host;
-  arenas_ = std::move(arenas);
-  far_.resize(arenas_.size());
-  early_kept_.resize(arenas_.size());
+  paths_.resize(arenas.size());
+  early_kept_.resize(arenas.size());
+  for (uint32_t there = 0; there < arenas.size(); ++there) open_memory(there, arenas[there]);
   doorbell_ = doorbell;
   copier_ = std::make_unique<Copier>([doorbell] { doorbell->ring(); });
 }
@@ -67,51 +67,38 @@ void SendingBackend::send(const NodeContext& where, Value in, std::span<const Re
         break;
       }
     }
-    states[i] = send_one(where, keep, ready_receives[i], copy_plan, key);
+    states[i] = start(where, Remote::kTransfer, {copy_plan, shards_, {}, key, ready_receives[i].source, nullptr},
+                      ready_receives[i].offsets, keep);
   }
   if (keep != nullptr) drop(keep);
 }
 
-SendState SendingBackend::send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
-                                   const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key) {
-  const auto blocks = copy_plan->block_bytes();
-  Copier::Job job{copy_plan, shards_, {}, key, ready.source, nullptr};
-  if (shards_.size() != copy_plan->source_bytes().size() || ready.offsets.size() != blocks.size()) {
-    error_ = "host " + std::to_string(ready.source) + " announced " + std::to_string(ready.offsets.size()) +
-             " blocks for a transfer of " + std::to_string(blocks.size());
+SendState SendingBackend::start(const NodeContext& where, Remote what, Copier::Job job,
+                                std::span<const uint64_t> offsets, Value keep) {
+  const size_t blocks = job.copy_plan->block_bytes().size();
+  if (job.to < paths_.size() && job.sources.size() == job.copy_plan->source_bytes().size() &&
+      offsets.size() == blocks) {
+    return (this->*paths_[job.to].send)(where, what, job, offsets, keep);
+  }
+  error_ = "host " + std::to_string(job.to) + " announced " + std::to_string(offsets.size()) +
+           " blocks for a transfer of " + std::to_string(blocks);
+  return SendState::kFailed;
+}
+
+SendState SendingBackend::copy(const NodeContext&, Remote, Copier::Job& job, std::span<const uint64_t> offsets,
+                               Value keep) {
+  const ArenaView& arena = paths_[job.to].arena;
+  const auto blocks = job.copy_plan->block_bytes();
+  job.targets.resize(blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (!job.copy_plan->writes(i)) continue;
+    if (arena.is_there()) job.targets[i] = arena.find(offsets[i], blocks[i]);
+    if (!arena.is_there() && job.to == host_) job.targets[i] = reinterpret_cast<std::byte*>(offsets[i]);
+    if (job.targets[i] != nullptr) continue;
+    error_ = "host " + std::to_string(job.to) + " announced offset " + std::to_string(offsets[i]) +
+             ", which is no block of " + std::to_string(blocks[i]) + " bytes in its memory";
     return SendState::kFailed;
   }
-  if (is_far(ready.source)) {  // the receiver decides where it is written (FAR-1)
-    if (send_remote(where, Remote::kTransfer, ready.source, key, copy_plan, shards_, keep) != Status::kOk)
-      return SendState::kFailed;
-    bytes_shipped_.fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
-    return SendState::kUnderWay;
-  }
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    std::byte* target = nullptr;
-    if (copy_plan->writes(i)) {
-      target = find_block(ready.source, ready.offsets[i], blocks[i]);
-      if (target == nullptr) return SendState::kFailed;
-    }
-    job.targets.push_back(target);
-  }
-  return start(job, keep);
-}
-
-/// Where a host's block is here. nullptr: it is no block of its memory, as the error says.
-std::byte* SendingBackend::find_block(uint32_t host, uint64_t offset, uint64_t bytes) {
-  const ArenaView arena = host < arenas_.size() ? arenas_[host] : ArenaView();
-  std::byte* block = nullptr;
-  if (arena.is_there()) block = arena.find(offset, bytes);
-  if (!arena.is_there() && host == host_) block = reinterpret_cast<std::byte*>(offset);
-  if (block == nullptr) {
-    error_ = "host " + std::to_string(host) + " announced offset " + std::to_string(offset) +
-             ", which is no block of " + std::to_string(bytes) + " bytes in its memory";
-  }
-  return block;
-}
-
-SendState SendingBackend::start(Copier::Job& job, Value keep) {
   (job.to == host_ ? bytes_kept_ : bytes_sent_).fetch_add(job.copy_plan->bytes(), std::memory_order_relaxed);
   job.keep = retain(keep);
   if (!copier_->start(job)) return SendState::kUnderWay;
@@ -119,30 +106,27 @@ SendState SendingBackend::start(Copier::Job& job, Value keep) {
   return SendState::kDone;
 }
 
+/// The receiver decides where it is written (FAR-1).
+SendState SendingBackend::stream(const NodeContext& where, Remote what, Copier::Job& job, std::span<const uint64_t>,
+                                 Value keep) {
+  const Status sent = send_remote(where, what, job.to, job.key, job.copy_plan, std::move(job.sources), keep);
+  if (sent != Status::kOk) return SendState::kFailed;
+  bytes_shipped_.fetch_add(job.copy_plan->bytes(), std::memory_order_relaxed);
+  return SendState::kUnderWay;
+}
+
 SendState SendingBackend::write_rows(const NodeContext& where, const RowWrite& write) {
   auto copies = std::make_shared<RowCopies>(write);
   Copier::Job job{{copies, &copies->copy_plan}, {}, {}, write.key, write.host, nullptr};
   for (const RowWrite::Shard& shard : write.shards) job.sources.push_back(shard.rows.data());
   job.sources.push_back(reinterpret_cast<const std::byte*>(copies->numbers.data()));
-  if (is_far(write.host)) {
-    const Status sent =
-        send_remote(where, Remote::kRows, write.host, write.key, job.copy_plan, std::move(job.sources), write.keep);
-    if (sent != Status::kOk) return SendState::kFailed;
-    bytes_shipped_.fetch_add(copies->copy_plan.bytes(), std::memory_order_relaxed);
-    return SendState::kUnderWay;
-  }
-  const auto blocks = copies->copy_plan.block_bytes();
-  job.targets.resize(blocks.size());
+  std::vector<uint64_t> offsets(copies->copy_plan.block_bytes().size());
   for (size_t i = 0; i < write.rooms.size(); ++i) {
-    const Room& room = write.rooms[i];
-    for (const size_t half : {size_t{0}, size_t{1}}) {
-      const size_t block = size_t{2} * write.places[i] + half;
-      if (!copies->copy_plan.writes(block)) continue;
-      job.targets[block] = find_block(write.host, half == 0 ? room.rows : room.numbers, blocks[block]);
-      if (job.targets[block] == nullptr) return SendState::kFailed;
-    }
+    const size_t block = size_t{2} * write.places[i];
+    offsets.at(block) = write.rooms[i].rows;
+    offsets.at(block + 1) = write.rooms[i].numbers;
   }
-  return start(job, write.keep);
+  return start(where, Remote::kRows, std::move(job), offsets, write.keep);
 }
 
 void SendingBackend::take_sent(std::vector<Sent>* out) {
@@ -170,14 +154,14 @@ void SendingBackend::remote_send_done(uint64_t key, uint32_t destination, std::s
   doorbell_->ring();
 }
 
-void SendingBackend::set_far(uint32_t host) {
-  far_.at(host) = true;
+void SendingBackend::open_stream(uint32_t host) {
+  paths_.at(host) = {&SendingBackend::stream};
   early_kept_.at(host) = std::make_shared<std::atomic<uint64_t>>(0);
 }
 
 /// FAR-3.
 uint64_t SendingBackend::early_bytes(const NodeContext& where, uint32_t destination, std::vector<uint64_t>* offsets) {
-  if (!is_far(destination)) return 0;
+  if (early_kept_.at(destination) == nullptr) return 0;
   const auto copy_plan = copy_plan_of(where, destination);
   if (copy_plan == nullptr || copy_plan->bytes() == 0 || copy_plan->has_direct()) return 0;
   const uint64_t room = OutgoingTransfer(where.order, 0, host_, copy_plan, {}).room();
@@ -197,8 +181,8 @@ void SendingBackend::arrived(uint64_t order, uint32_t node, uint32_t source) {
 }
 
 bool SendingBackend::keep_early(const Chunk& chunk, std::span<const std::byte> message) {
-  if (!is_far(chunk.host) || message.size() > kMostEarlyChunk || !is_whole(chunk)) return false;
-  const auto& kept = early_kept_[chunk.host];
+  const auto kept = chunk.host < early_kept_.size() ? early_kept_[chunk.host] : nullptr;
+  if (kept == nullptr || message.size() > kMostEarlyChunk || !is_whole(chunk)) return false;
   if (kept->fetch_add(message.size(), std::memory_order_relaxed) + message.size() > kMostEarly) {
     kept->fetch_sub(message.size(), std::memory_order_relaxed);
     return false;

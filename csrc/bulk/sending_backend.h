@@ -2,8 +2,9 @@
 /// that a peer announced. Cython implements all other operations (pathways/_host_callbacks.pxi). It names no base, so a
 /// signature that differs would go unnoticed if they were not pure here.
 ///
-/// The copier writes the shards into the receivers' blocks (large ones on its own thread). A send to another machine is
-/// an outgoing transfer: native code packs it, and Python sends it (`send_remote`).
+/// How bytes go to a host is chosen when its path is opened. Through memory: the copier writes the shards into the
+/// receiver's blocks (large ones on its own thread). Through a stream: native code packs an outgoing transfer, and
+/// Python sends it (`send_remote`).
 ///
 /// Threading: as Device, where the methods do not say otherwise.
 #pragma once
@@ -27,7 +28,7 @@
 
 namespace pathways {
 
-/// What goes to another machine.
+/// What goes through a stream.
 enum class Remote : uint8_t { kTransfer, kRows };
 
 /// The owner calls stop_sends() before it destroys the backend: jobs of the copier hold references.
@@ -36,24 +37,23 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   /// Call it once, before anything else. `arenas`: of all hosts, by number; not there for a host that has none. When
   /// this host has none, the offsets of what it sends to itself are plain addresses. The copier rings `doorbell` when a
   /// job is done.
-  void open(uint32_t host, std::vector<ArenaView> arenas, DoorbellWord* doorbell);
+  void open(uint32_t host, const std::vector<ArenaView>& arenas, DoorbellWord* doorbell);
   /// Registers what host reshard plan `route` of `plan` writes to `destination`, in the words that `CopyPlan::parse`
   /// reads. Any thread, before the plan's first run. Throws Error(kInvalid) when it is malformed.
   void add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
   void forget_copy_plans(uint32_t plan);
-  /// A lost host's successor has an arena of its own. Call it only between steps, when no send to the old arena is
-  /// under way.
-  void replace_arena(uint32_t host, const ArenaView& arena) { arenas_.at(host) = arena; }
-  /// `host` is on another machine. Call it before the first send.
-  void set_far(uint32_t host);
+  /// Bytes go to `host` through its arena, or through a stream. `open` has opened the arenas. Call it before the first
+  /// send; for a lost host's successor only between steps, when no send to the predecessor is under way.
+  void open_memory(uint32_t host, const ArenaView& arena) { paths_.at(host) = {&SendingBackend::copy, arena}; }
+  void open_stream(uint32_t host);
   /// An outgoing transfer to `destination` is over: everything is written there, or `error` says why not. Any thread.
   void remote_send_done(uint64_t key, uint32_t destination, std::string error);
-  /// All that `source`, on another machine, sends in a transfer is written. Any thread.
+  /// All that `source` sends through its stream in a transfer is written. Any thread.
   void arrived(uint64_t order, uint32_t node, uint32_t source);
   /// Keeps a chunk that came before its receive has memory (FAR-3). False: it is not whole, or there is no room for it.
   /// Any thread.
   bool keep_early(const Chunk& chunk, std::span<const std::byte> message);
-  /// Bytes written to other hosts of this machine, to hosts of other machines, and to this host itself.
+  /// Bytes written to other hosts through memory and through streams, and to this host itself.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_shipped() const { return bytes_shipped_.load(std::memory_order_relaxed); }
   uint64_t bytes_kept() const { return bytes_kept_.load(std::memory_order_relaxed); }
@@ -107,23 +107,30 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   virtual Status shards(const NodeContext& where, Value in, std::vector<const std::byte*>* out, Value* keep) = 0;
   /// This host receives shards of its own value unchanged: the receive under way takes them without a copy.
   virtual Status direct(const NodeContext& where, Value in) = 0;
-  /// Starts an outgoing transfer to a host on another machine; `keep` keeps its sources alive. If the result is kOk,
+  /// Starts an outgoing transfer through a stream; `keep` keeps its sources alive. If the result is kOk,
   /// `remote_send_done` is called with `key` exactly once, when the transfer is over.
   virtual Status send_remote(const NodeContext& where, Remote what, uint32_t destination, uint64_t key,
                              std::shared_ptr<const CopyPlan> copy_plan, std::vector<const std::byte*> sources,
                              Value keep) = 0;
 
  private:
-  SendState send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
-                     const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key);
-  std::byte* find_block(uint32_t host, uint64_t offset, uint64_t bytes);
-  SendState start(Copier::Job& job, Value keep);
-  bool is_far(uint32_t host) const { return host < far_.size() && far_[host]; }
+  /// How bytes go to one host. `send` starts a job that has no targets yet: they are the receiver's blocks, which it
+  /// announced at `offsets`.
+  struct Path {
+    SendState (SendingBackend::*send)(const NodeContext& where, Remote what, Copier::Job& job,
+                                      std::span<const uint64_t> offsets, Value keep);
+    ArenaView arena = {};
+  };
+  SendState copy(const NodeContext& where, Remote what, Copier::Job& job, std::span<const uint64_t> offsets,
+                 Value keep);
+  SendState stream(const NodeContext& where, Remote what, Copier::Job& job, std::span<const uint64_t> offsets,
+                   Value keep);
+  SendState start(const NodeContext& where, Remote what, Copier::Job job, std::span<const uint64_t> offsets,
+                  Value keep);
   std::shared_ptr<const CopyPlan> copy_plan_of(const NodeContext& where, uint32_t destination);
 
   uint32_t host_ = 0;
-  std::vector<ArenaView> arenas_;
-  std::vector<bool> far_;
+  std::vector<Path> paths_;  // by host
   DoorbellWord* doorbell_ = nullptr;
   std::string error_;
   std::unique_ptr<Copier> copier_;
@@ -132,7 +139,7 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   std::atomic<uint64_t> bytes_sent_{0};                             // written by the owner
   std::atomic<uint64_t> bytes_shipped_{0};                          // the same
   std::atomic<uint64_t> bytes_kept_{0};                             // the same
-  std::vector<std::shared_ptr<std::atomic<uint64_t>>> early_kept_;  // by source: bytes of its early chunks
+  std::vector<std::shared_ptr<std::atomic<uint64_t>>> early_kept_;  // by host: bytes of its early chunks; only streams
   std::atomic<bool> has_remote_sends_done_{false}, has_arrived_{false};
   std::mutex mutex_;  // guards what follows
   std::vector<Sent> remote_sends_done_;

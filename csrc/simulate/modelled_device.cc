@@ -197,14 +197,14 @@ void ModelledBackend::send(const NodeContext& context, Value input, std::span<co
     const std::vector<uint64_t>& offsets = posts[i].offsets;
     states[i] = SendState::kDone;
     if (offsets.empty()) continue;
-    if (const auto far = far_.find(posts[i].source); far != far_.end()) {
+    if (const auto stream = streams_.find(posts[i].source); stream != streams_.end()) {
       states[i] = SendState::kUnderWay;
       const std::string error = ++send_calls_ == faults_.fail_send ? "a modelled stream broke" : "";
       under_way_.push_back({{key, posts[i].source, {}, Notice::kSeen},
                             input,
                             nullptr,
                             clock_.now_ns() + faults_.send_ns,
-                            far->second,
+                            stream->second,
                             node_of(context).global_node,
                             error});
       continue;
@@ -273,7 +273,7 @@ bool ModelledBackend::come(uint64_t order, uint32_t global_node, uint32_t source
 }
 
 uint64_t ModelledBackend::early_bytes(const NodeContext&, uint32_t destination, std::vector<uint64_t>* offsets) {
-  if (!far_.contains(destination)) return 0;
+  if (!streams_.contains(destination)) return 0;
   offsets->assign(1, 0);
   return sizeof(uint64_t);
 }

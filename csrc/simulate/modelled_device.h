@@ -95,7 +95,7 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   void set_faults(ModelledFaults faults) { faults_ = faults; }
   /// From now on that host is on another machine: what is sent there takes `send_ns`, and it sees by itself what has
   /// come (FAR-3).
-  void set_far(uint32_t host, ModelledBackend* there) { far_[host] = there; }
+  void open_stream(uint32_t host, ModelledBackend* there) { streams_[host] = there; }
   /// From now on a send to an offset outside `receive` is refused, as hosts with arenas refuse an offset outside one.
   void bound_sends(std::span<uint64_t> receive) { landing_ = receive; }
 
@@ -217,7 +217,7 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   std::vector<uint32_t> attends_;  ///< plans
   std::vector<Attended> attended_;
   std::deque<UnderWay> under_way_;
-  std::unordered_map<uint32_t, ModelledBackend*> far_;
+  std::unordered_map<uint32_t, ModelledBackend*> streams_;
   std::vector<Arrived> arrived_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;

@@ -132,7 +132,11 @@ class JaxBackend:
         """Replaces lost hosts by their successors. Returns when this host uses nothing of the predecessors' any more:
         by host, the error of a successor that it refuses.
         """
-        refused = dict(self.core.replace_peers([(new.host, new.segment, new.epoch, new.loss) for new in successors]))
+        refused = dict(
+            self.core.replace_peers(
+                [(new.host, new.segment, new.epoch, new.loss, bool(new.stream)) for new in successors]
+            )
+        )
         for each in successors:
             if each.host not in refused:
                 try:

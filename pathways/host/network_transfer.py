@@ -102,7 +102,7 @@ class Streams:
         self._lanes = {peer: self._lanes_to(_parsed(there)[1]) for peer, there in far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
-            core.set_far(peer)
+            core.open_stream(peer)
         self._listener = stream_sockets.StreamListener(self._loops[0].receive, address, credentials, self._receive)
 
     def _lanes_to(self, address: str) -> list[_HostStream]:

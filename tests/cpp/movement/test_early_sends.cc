@@ -20,7 +20,7 @@ const uint64_t A = handle(1), B = handle(2), C = handle(3);
 struct FarHosts : HostPair {
   FarHosts() {
     for (uint32_t h = 0; h < 2; ++h) {
-      host(h).backend.set_far(1 - h, &host(1 - h).backend);
+      host(h).backend.open_stream(1 - h, &host(1 - h).backend);
     }
     add_plans();
     zero.put(A, 7);
