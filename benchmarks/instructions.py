@@ -55,6 +55,7 @@ CASES = (
     Case("a run, traced", ("dispatch", "fifo", "1")),
     Case("a run on two hosts", ("gang", "fifo", "0")),
     Case("a run on two hosts, traced", ("gang", "fifo", "1")),
+    Case("a run with a transfer between two hosts", ("transfer", "fifo", "0")),
     Case("a pass, 100 live buffers", ("idle-passes", "100", "0"), "controller"),
     Case("a pass, 100 live buffers, a client waits", ("idle-passes", "100", "1"), "controller"),
     Case("a pass, 100,000 live buffers, a client waits", ("idle-passes", "100000", "1"), "controller"),

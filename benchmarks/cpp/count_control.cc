@@ -4,6 +4,7 @@
 //
 //   count_control dispatch POLICY TRACED TURNS        one client, a host of one device: a run and its release per turn
 //   count_control gang POLICY TRACED TURNS            the same on two hosts
+//   count_control transfer POLICY 0 TURNS             a call, whose value goes to a call on another host, per turn
 //   count_control idle-passes BUFFERS WAITS TURNS     a pass without work per turn, beside BUFFERS live buffers
 //   count_control beside-waiting BUFFERS WAITS TURNS  a run of another client per turn, beside them
 //   count_control booked HOSTS DEVICES TURNS          a run per turn on all devices of all hosts, booked in the ledger
@@ -41,14 +42,22 @@ ModelledProgram one_call(uint32_t hosts) {
   return program;
 }
 
-void dispatch(uint32_t hosts, PolicyKind policy, bool is_traced, uint32_t turns) {
+ModelledProgram one_transfer() {
+  ModelledProgram program;
+  const uint32_t from = program.add_slice({{0}, 1}), to = program.add_slice({{1}, 1});
+  const uint32_t sent = program.add_transfer(program.add_call(from, {}), to);
+  program.add_result(program.add_call(to, {sent}));
+  return program;
+}
+
+void dispatch(const ModelledProgram& played, uint32_t hosts, PolicyKind policy, bool is_traced, uint32_t turns) {
   SimulationOptions options;
   options.hosts = hosts;
   options.policy = policy;
   options.pair_gangs = false;
   Simulation sim(options);
   Client& client = sim.add_client();
-  const auto& program = sim.add_program(one_call(hosts), true, 0);
+  const auto& program = sim.add_program(played, true, 0);
   PW_CHECK(sim.run_until_idle());
   if (is_traced) {
     sim.controller().start_trace(2 * kTakeEvery);
@@ -112,10 +121,11 @@ void beside_buffers(uint32_t buffers, bool waits, bool with_runs, uint32_t turns
 int main_of(const std::vector<std::string>& args) {
   const auto number = [&](size_t at) { return static_cast<uint32_t>(std::strtoul(args.at(at).c_str(), nullptr, 10)); };
   const std::string& what = args.at(0);
-  if (what == "dispatch" || what == "gang") {
+  if (what == "dispatch" || what == "gang" || what == "transfer") {
     if (args.at(1) != "fifo" && args.at(1) != "share") throw std::out_of_range("POLICY");
     const PolicyKind policy = args[1] == "fifo" ? PolicyKind::kFifo : PolicyKind::kShare;
-    dispatch(what == "gang" ? 2 : 1, policy, number(2) != 0, number(3));
+    const uint32_t hosts = what == "dispatch" ? 1 : 2;
+    dispatch(what == "transfer" ? one_transfer() : one_call(hosts), hosts, policy, number(2) != 0, number(3));
   } else if (what == "idle-passes" || what == "beside-waiting") {
     beside_buffers(number(1), number(2) != 0, what == "beside-waiting", number(3));
   } else if (what == "booked") {
@@ -134,7 +144,7 @@ int main(int argc, char** argv) {
     return pathways::main_of({argv + 1, argv + argc});
   } catch (const std::out_of_range&) {
     std::fprintf(stderr,
-                 "expected: dispatch|gang fifo|share 0|1 TURNS, idle-passes|beside-waiting BUFFERS 0|1 TURNS, "
+                 "expected: dispatch|gang|transfer fifo|share 0|1 TURNS, idle-passes|beside-waiting BUFFERS 0|1 TURNS, "
                  "or booked HOSTS DEVICES TURNS\n");
     return 2;
   }
