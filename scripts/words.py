@@ -63,6 +63,11 @@ WORDS = [
     ),
     (r"\bDirectory\b", "handle table", r"^csrc/"),
     (r"\bHostDriver\b", "JaxBackend", ALL),
+    (
+        r"\w*_far\b|\bfar_\w*|\bFar[A-Z]\w*|\bfar (host|client|peer|machine|end)s?\b",
+        "nothing: what a channel or a path is made of is chosen when it is opened, and nobody asks afterwards",
+        r"^csrc/(?!link/)",
+    ),
 ]
 
 

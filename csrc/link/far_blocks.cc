@@ -13,7 +13,7 @@ constexpr int64_t kTrimAfterNs = 1'000'000'000;  ///< how long pages stay that a
 }  // namespace
 
 FarBlocks::FarBlocks(Segment segment, size_t most_unnamed) : segment_(std::move(segment)), most_unnamed_(most_unnamed) {
-  arena_ = FarArena(ClientBlock::attach(segment_)->client_arena(), ClientView(segment_).arena().bytes());
+  arena_ = ReceivedArena(ClientBlock::attach(segment_)->client_arena(), ClientView(segment_).arena().bytes());
 }
 
 bool FarBlocks::add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands) {

@@ -3,7 +3,7 @@
 ///
 /// A block is announced (kBlock), filled (kData), and named by its number in a command, which from here on says where
 /// the block lies. What is read goes back behind the last host's part of it, and before that is told (LINK-3). Then the
-/// hosts alone hold the block: its memory is this machine's (see memory/far_arena.h).
+/// hosts alone hold the block: its memory is this machine's (see link/received_arena.h).
 ///
 /// Threading: one thread at a time (a link's lock); processes that map the segment meanwhile.
 #pragma once
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "link/frames.h"
-#include "memory/far_arena.h"
+#include "link/received_arena.h"
 #include "memory/segment.h"
 #include "messages/shared_segments.h"
 
@@ -27,7 +27,7 @@ class FarBlocks {
   /// `most_unnamed`: how many blocks may be here before the commands that name them.
   FarBlocks(Segment segment, size_t most_unnamed);
 
-  /// Makes room for a block and leases it to these hosts. `stamp`: see FarArena::make; `commands`: how many will
+  /// Makes room for a block and leases it to these hosts. `stamp`: see ReceivedArena::make; `commands`: how many will
   /// name it. What finds no room, the hosts refuse. False, and nothing happens: there are such a block or too many.
   [[nodiscard]] bool add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands);
   /// Writes bytes that came. False: they are not of a block that is here.
@@ -71,7 +71,7 @@ class FarBlocks {
   const Block* holding(uint64_t number, uint64_t at, uint64_t bytes) const;
 
   Segment segment_;
-  FarArena arena_;
+  ReceivedArena arena_;
   std::map<uint64_t, Block> blocks_;      ///< by number
   std::map<uint64_t, uint64_t> fetches_;  ///< number by token
   size_t unnamed_ = 0;                    ///< blocks that a command is still to name

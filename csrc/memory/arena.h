@@ -108,7 +108,7 @@ class Arena {
 
  private:
   friend class ArenaView;
-  friend class FarArena;
+  friend class ReceivedArena;
   struct Block;
 
   static constexpr std::uint64_t kMagic = 0x50574152'454e4131;  // "PWARENA1"

@@ -1,4 +1,4 @@
-/// The header of an arena's block, and the word of its references: for arena.cc and far_arena.cc only.
+/// The header of an arena's block, and the word of its references: for arena.cc and received_arena.cc only.
 #pragma once
 
 #include <cstdint>

@@ -80,6 +80,9 @@ def test_bootstrap_says_which_python_is_needed(root: pathlib.Path, tmp_path: pat
         ("pathways/api/a.py", "error.add_note('a note for people')", 0),
         ("csrc/sync/doorbell.h", "a parked thread", 0),
         ("csrc/a/a.h", "a place in the order", 0),
+        ("csrc/a/a.h", "if (is_far(host)) far_[host] = FarHeader{};  // a far host", 4),
+        ("csrc/a/a.h", "bool is_far_ahead();  // as far as it goes", 0),
+        ("csrc/link/a.h", "FarBlocks far;", 0),
     ],
 )
 def test_the_list_of_old_words_finds_them(root: pathlib.Path, file: str, text: str, found: int) -> None:

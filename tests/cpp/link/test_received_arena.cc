@@ -1,6 +1,6 @@
 // Memory for blocks that come from another machine: hosts return them in any order, and free pages go back.
 //
-//   TRUST-1  FarArenas.AHostThatWritesNonsense
+//   TRUST-1  ReceivedArenas.AHostThatWritesNonsense
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -10,17 +10,17 @@
 #include <random>
 #include <vector>
 
-#include "memory/far_arena.h"
+#include "link/received_arena.h"
 #include "memory/segment.h"
 #include "support.h"
 
-namespace pathways::test::test_far_arena {
+namespace pathways::test::test_received_arena {
 namespace {
 
 constexpr size_t kBytes = size_t{8} << 20;
 constexpr uint64_t kHeader = 64;
 
-struct FarArenas : testing::Test {
+struct ReceivedArenas : testing::Test {
   uint64_t make(uint64_t bytes, std::vector<uint32_t> hosts, uint64_t stamp = 0) {
     return arena.make(bytes, hosts, stamp);
   }
@@ -31,11 +31,11 @@ struct FarArenas : testing::Test {
     return static_cast<size_t>(std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; })) * 4096;
   }
   Segment segment = Segment::create("arena", kBytes);
-  FarArena arena{Arena::create(segment.data(), kBytes), kBytes};
+  ReceivedArena arena{Arena::create(segment.data(), kBytes), kBytes};
   ArenaView view{segment.data(), kBytes};
 };
 
-TEST_F(FarArenas, ABlockIsThereUntilAllAreDoneWithIt) {
+TEST_F(ReceivedArenas, ABlockIsThereUntilAllAreDoneWithIt) {
   const uint64_t at = make(1000, {0, 3, 60});
   ASSERT_NE(at, 0u);
   EXPECT_NE(view.find_leased(at, 1000, 3), nullptr);
@@ -56,7 +56,7 @@ TEST_F(FarArenas, ABlockIsThereUntilAllAreDoneWithIt) {
   EXPECT_EQ(make(1000, {0}), again);
 }
 
-TEST_F(FarArenas, WhatFindsNoRoom) {
+TEST_F(ReceivedArenas, WhatFindsNoRoom) {
   EXPECT_EQ(make(kBytes, {0}), 0u);
   EXPECT_EQ(make(UINT64_MAX, {0}), 0u);
   EXPECT_EQ(make(UINT64_MAX - 127, {0}), 0u);
@@ -69,7 +69,7 @@ TEST_F(FarArenas, WhatFindsNoRoom) {
   EXPECT_EQ(make(kBytes - (64 << 10), {0}), most);  // found out when it is needed
 }
 
-TEST_F(FarArenas, WhatALostHostHad) {
+TEST_F(ReceivedArenas, WhatALostHostHad) {
   const uint64_t old = make(100, {1, 2}, 5), young = make(100, {1}, 6), stampless = make(100, {1});
   for (const uint64_t each : {old, young, stampless}) arena.drop(each);
   EXPECT_TRUE(view.return_lease(old, 2));
@@ -81,7 +81,7 @@ TEST_F(FarArenas, WhatALostHostHad) {
 }
 
 /// What a host writes into the headers takes no memory from a block that its maker still fills.
-TEST_F(FarArenas, AHostThatWritesNonsense) {
+TEST_F(ReceivedArenas, AHostThatWritesNonsense) {
   const uint64_t first = make(1000, {0}), second = make(1000, {0});
   EXPECT_TRUE(view.return_lease(first, 0));
   EXPECT_TRUE(view.return_lease(second, 0));
@@ -102,7 +102,7 @@ TEST_F(FarArenas, AHostThatWritesNonsense) {
 }
 
 /// Against a model: no two blocks overlap, bytes stay, and all memory comes back, its pages too.
-TEST_F(FarArenas, RandomBlocks) {
+TEST_F(ReceivedArenas, RandomBlocks) {
   std::mt19937_64 random(seed());
   const auto below = [&](uint64_t n) { return random() % n; };
   struct Block {
@@ -160,4 +160,4 @@ TEST_F(FarArenas, RandomBlocks) {
 }
 
 }  // namespace
-}  // namespace pathways::test::test_far_arena
+}  // namespace pathways::test::test_received_arena

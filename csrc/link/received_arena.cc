@@ -1,4 +1,4 @@
-#include "memory/far_arena.h"
+#include "link/received_arena.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,12 +16,12 @@ constexpr std::uint64_t kMostTrimmed = std::uint64_t{4} << 20;
 
 }  // namespace
 
-FarArena::FarArena(Arena* arena, std::uint64_t bytes) : arena_(arena), bytes_(bytes) {
+ReceivedArena::ReceivedArena(Arena* arena, std::uint64_t bytes) : arena_(arena), bytes_(bytes) {
   const std::uint64_t begin = round_up(sizeof(Arena));
   if (bytes > begin) add_free(begin, (bytes - begin) / kCacheLine * kCacheLine);
 }
 
-std::uint64_t FarArena::make(std::uint64_t bytes, std::span<const std::uint32_t> hosts, std::uint64_t stamp) {
+std::uint64_t ReceivedArena::make(std::uint64_t bytes, std::span<const std::uint32_t> hosts, std::uint64_t stamp) {
   if (bytes > bytes_ || hosts.empty()) return 0;
   const std::uint64_t whole = Arena::kHeaderBytes + round_up(std::max(bytes, std::uint64_t{1}));
   auto found = free_by_size_.lower_bound({whole, 0});
@@ -48,14 +48,14 @@ std::uint64_t FarArena::make(std::uint64_t bytes, std::span<const std::uint32_t>
   return offset;
 }
 
-void FarArena::drop(std::uint64_t offset) {
+void ReceivedArena::drop(std::uint64_t offset) {
   const auto found = blocks_.find(offset);
   if (found == blocks_.end()) return;
   found->second.is_held = false;
   free_if_over(offset, found->second);
 }
 
-void FarArena::reclaim(std::uint32_t host, std::uint64_t stamp) {
+void ReceivedArena::reclaim(std::uint32_t host, std::uint64_t stamp) {
   const ArenaView view(arena_, bytes_);
   for (auto& [offset, block] : blocks_) {
     const bool is_meant = block.stamp != 0 && block.stamp <= stamp;
@@ -63,7 +63,7 @@ void FarArena::reclaim(std::uint32_t host, std::uint64_t stamp) {
   }
 }
 
-std::uint64_t FarArena::collect() {
+std::uint64_t ReceivedArena::collect() {
   if (blocks_.empty()) return in_use_;
   // SYNC arena/drain: pairs with arena/return; the hosts are done with the payloads.
   std::uint64_t begin = arena_->returned_.exchange(0, std::memory_order_acquire);
@@ -81,7 +81,7 @@ std::uint64_t FarArena::collect() {
 }
 
 /// Finds what all hosts have returned without the list that they make of it.
-void FarArena::find_returned() {
+void ReceivedArena::find_returned() {
   for (auto at = blocks_.begin(); at != blocks_.end();) {
     auto& [offset, block] = *at++;
     // SYNC arena/drain: as above.
@@ -91,7 +91,7 @@ void FarArena::find_returned() {
   }
 }
 
-void FarArena::free_if_over(std::uint64_t offset, const Block& block) {
+void ReceivedArena::free_if_over(std::uint64_t offset, const Block& block) {
   if (block.is_held || !block.is_returned) return;
   std::uint64_t begin = offset - Arena::kHeaderBytes, bytes = block.bytes;
   arena_->block(begin)->become(BlockState::kFree);
@@ -116,17 +116,17 @@ void FarArena::free_if_over(std::uint64_t offset, const Block& block) {
   blocks_.erase(offset);
 }
 
-void FarArena::add_free(std::uint64_t begin, std::uint64_t bytes) {
+void ReceivedArena::add_free(std::uint64_t begin, std::uint64_t bytes) {
   free_[begin] = bytes;
   free_by_size_.emplace(bytes, begin);
 }
 
-void FarArena::remove_free(std::uint64_t begin, std::uint64_t bytes) {
+void ReceivedArena::remove_free(std::uint64_t begin, std::uint64_t bytes) {
   free_.erase(begin);
   free_by_size_.erase({bytes, begin});
 }
 
-bool FarArena::trim() {
+bool ReceivedArena::trim() {
   static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const auto base = reinterpret_cast<std::uintptr_t>(arena_);
   while (!untrimmed_.empty()) {

@@ -1,4 +1,4 @@
-/// FarArena: memory for blocks that come from another machine by value, in a segment that hosts here map.
+/// ReceivedArena: memory for blocks that come from another machine by value, in a segment that hosts here map.
 ///
 /// Hosts use a block as they use a client's own: through an ArenaView, with leases that they return. The memory of a
 /// block is free again when its maker has dropped it and all hosts have returned their leases.
@@ -20,11 +20,11 @@
 
 namespace pathways {
 
-class FarArena {
+class ReceivedArena {
  public:
-  FarArena() = default;
+  ReceivedArena() = default;
   /// `arena`: a fresh one in `bytes` bytes of memory, of which nobody allocates.
-  FarArena(Arena* arena, std::uint64_t bytes);
+  ReceivedArena(Arena* arena, std::uint64_t bytes);
 
   /// Makes a block of at least `bytes` bytes with a lease for each of these hosts; `stamp`: of the leases, by which
   /// `reclaim` finds them (0: it never does). Returns its offset; 0: there is no room, or no host.
