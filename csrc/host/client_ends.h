@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "runs/host_link.h"
 #include "messages/outbox.h"
 #include "messages/shared_segments.h"
+#include "runs/host_link.h"
 
 namespace pathways {
 

@@ -110,13 +110,9 @@ class Host : private HostLink {
   void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) override;
 
   void send_words(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> words);
-  void send_written(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, Outcome outcome,
-                    std::string_view text);
+  void send_outcome(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, const Decision& outcome);
   void forget_client(uint32_t client);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
-  std::string take_words(uint32_t peer, std::span<const std::byte> bytes);
-  std::string take_written(uint32_t peer, std::span<const std::byte> bytes);
-  std::string take_decision(uint32_t peer, std::span<const std::byte> bytes);
   void close_peer(uint32_t peer, const std::string& fault);
   void check_reach(const std::string& what, uint32_t host) const;
   void lose_peers(std::span<const std::byte> record);

@@ -2,6 +2,7 @@
 /// invalid record closes the channel from its sender (PEER-1).
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "base/status.h"
 #include "host/host.h"
@@ -13,10 +14,7 @@ namespace {
 constexpr size_t kMostOffsets = 1u << 20;  // of one receive ready: more blocks than a host receives in one transfer
 constexpr size_t kMostWords = 1u << 26;    // of one report or decision of an exchange: all pairs of 4,096 shards
 
-std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
-  return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
-}
-
+/// nullptr: hosts do not send such a record.
 const char* name_of(RecordKind kind) {
   switch (kind) {
     case RecordKind::kReceiveReady:
@@ -27,15 +25,18 @@ const char* name_of(RecordKind kind) {
       return "a report of an exchange";
     case RecordKind::kExchangeDecision:
       return "a decision of an exchange";
-    default:
+    case RecordKind::kExchangeWritten:
       return "an end of an exchange's rows";
+    case RecordKind::kDecision:
+      return "a decision";
+    default:
+      return nullptr;
   }
 }
 
-template <typename Record>
-std::string no_such_part(const Record& record) {
-  return std::string(name_of(record.header.kind)) + " for node " + std::to_string(record.node) + " of run " +
-         std::to_string(record.order) + ", in which it has no such part";
+bool is_words(RecordKind kind) {
+  return kind == RecordKind::kReceiveReady || kind == RecordKind::kExchangeReport ||
+         kind == RecordKind::kExchangeDecision;
 }
 
 }  // namespace
@@ -44,21 +45,21 @@ std::string no_such_part(const Record& record) {
 
 void Host::send_words(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> words) {
   if (!peers_.is_there(host)) return;
-  const size_t most = (peers_.max_record(host) - sizeof(WordsRecord)) / sizeof(uint64_t);
+  const size_t most = peers_.max_bytes(host) / sizeof(uint64_t);
   do {
     const auto chunk = words.first(std::min(most, words.size()));
     words = words.subspan(chunk.size());
-    const RecordHeader header{kind, static_cast<uint16_t>(words.empty() ? 0 : 1), 0};
-    peers_.send(host, WordsRecord{header, order, node, static_cast<uint32_t>(chunk.size())}, std::as_bytes(chunk));
+    const uint16_t has_more = words.empty() ? 0 : 1;
+    const auto bytes = std::as_bytes(chunk);
+    peers_.send(host, PeerRecord{kind, has_more, node, order, 0, static_cast<uint32_t>(bytes.size())}, bytes);
   } while (!words.empty());
 }
 
-void Host::send_written(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, Outcome outcome,
-                        std::string_view text) {
+void Host::send_outcome(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, const Decision& outcome) {
   if (!peers_.is_there(host)) return;
-  const auto bytes = text_bytes(text, peers_.max_record(host) - uint32_t{sizeof(WrittenRecord)});
-  const RecordHeader header{kind, static_cast<uint16_t>(outcome), 0};
-  peers_.send(host, WrittenRecord{header, order, node, static_cast<uint32_t>(bytes.size())}, bytes);
+  const auto bytes = text_bytes(outcome.text, peers_.max_bytes(host));
+  const auto detail = static_cast<uint16_t>(outcome.outcome);
+  peers_.send(host, PeerRecord{kind, detail, node, order, outcome.taken, static_cast<uint32_t>(bytes.size())}, bytes);
 }
 
 void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
@@ -66,7 +67,7 @@ void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span
 }
 
 void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) {
-  send_written(RecordKind::kReceiveDone, host, order, node, outcome, text);
+  send_outcome(RecordKind::kReceiveDone, host, order, node, {outcome, 0, text});
 }
 
 void Host::exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,
@@ -77,89 +78,67 @@ void Host::exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uin
 
 void Host::exchange_written(uint32_t host, uint64_t order, uint32_t node, std::string_view error) {
   const Outcome outcome = error.empty() ? Outcome::kDone : Outcome::kFailed;
-  send_written(RecordKind::kExchangeWritten, host, order, node, outcome, error);
+  send_outcome(RecordKind::kExchangeWritten, host, order, node, {outcome, 0, error});
 }
 
 void Host::decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) {
-  if (!peers_.is_there(host)) return;
-  const auto bytes = text_bytes(decision.text, peers_.max_record(host) - uint32_t{sizeof(DecisionRecord)});
-  const RecordHeader header{RecordKind::kDecision, static_cast<uint16_t>(decision.outcome), 0};
-  peers_.send(host, DecisionRecord{header, order, choice, decision.taken, static_cast<uint32_t>(bytes.size()), 0},
-              bytes);
+  send_outcome(RecordKind::kDecision, host, order, choice, decision);
 }
 
 // ---------------------------------------------------------------------------------------------------------- heard
 
 /// Does a peer's record. Returns what is wrong with it; empty: nothing, and it was done.
 std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
-  const auto header = read_record<RecordHeader>(bytes);
-  switch (header.kind) {
-    case RecordKind::kReceiveReady:
-    case RecordKind::kExchangeReport:
-    case RecordKind::kExchangeDecision:
-      return take_words(peer, bytes);
-    case RecordKind::kReceiveDone:
-    case RecordKind::kExchangeWritten:
-      return take_written(peer, bytes);
-    case RecordKind::kDecision:
-      return take_decision(peer, bytes);
-    default:
-      return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
+  if (bytes.size() < sizeof(PeerRecord)) return "a record is shorter than its header";
+  const auto record = read_record<PeerRecord>(bytes);
+  if (name_of(record.kind) == nullptr) {
+    return "a record is of kind " + std::to_string(static_cast<int>(record.kind)) + ", which hosts do not send";
   }
-}
-
-std::string Host::take_words(uint32_t peer, std::span<const std::byte> bytes) {
-  const auto kind = read_record<RecordHeader>(bytes).kind;
-  if (bytes.size() < sizeof(WordsRecord)) return sizes(name_of(kind), bytes.size(), sizeof(WordsRecord));
-  const auto record = read_record<WordsRecord>(bytes);
-  const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
-  if (bytes.size() != expected) return sizes(name_of(kind), bytes.size(), expected);
-  const std::span words{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
-  std::vector<uint64_t>& partial = peers_.partial_words(peer);
-  if (partial.size() + words.size() > (kind == RecordKind::kReceiveReady ? kMostOffsets : kMostWords)) {
-    return std::string(name_of(kind)) + " is longer than any";
-  }
-  if (record.header.detail != 0 || !partial.empty()) partial.insert(partial.end(), words.begin(), words.end());
-  if (record.header.detail != 0) return {};  // more words follow
-  const std::vector<uint64_t> long_words = std::move(partial);
-  partial.clear();
-  const std::span<const uint64_t> whole = long_words.empty() ? words : std::span(long_words);
-  const auto exchange = kind == RecordKind::kExchangeReport ? ExchangeWords::kReport : ExchangeWords::kDecision;
-  const Status status = kind == RecordKind::kReceiveReady
-                            ? executor_.on_receive_ready(record.order, record.node, peer, whole)
-                            : executor_.on_exchange_words(exchange, record.order, record.node, peer, whole);
-  return status == Status::kOk ? std::string() : no_such_part(record);
-}
-
-std::string Host::take_written(uint32_t peer, std::span<const std::byte> bytes) {
-  const auto kind = read_record<RecordHeader>(bytes).kind;
-  if (bytes.size() < sizeof(WrittenRecord)) return sizes(name_of(kind), bytes.size(), sizeof(WrittenRecord));
-  const auto record = read_record<WrittenRecord>(bytes);
+  const std::string name = name_of(record.kind);
   const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
-  if (bytes.size() != expected) return sizes(name_of(kind), bytes.size(), expected);
-  const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-  const bool is_exchange = kind == RecordKind::kExchangeWritten;
-  const auto last = is_exchange ? Outcome::kFailed : Outcome::kDead;
-  if (record.header.detail > static_cast<uint16_t>(last)) return std::string(name_of(kind)) + " has an unknown outcome";
-  const Outcome outcome{record.header.detail};
+  if (bytes.size() != expected) {
+    return name + " has " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(expected);
+  }
+  bytes = bytes.subspan(sizeof record, record.bytes);
+  std::span words{reinterpret_cast<const uint64_t*>(bytes.data()), bytes.size() / sizeof(uint64_t)};
+  const std::string_view text{reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  std::vector<uint64_t> long_words;
+  if (is_words(record.kind)) {
+    std::vector<uint64_t>& partial = peers_.partial_words(peer);
+    const size_t most = record.kind == RecordKind::kReceiveReady ? kMostOffsets : kMostWords;
+    if (partial.size() + words.size() > most) return name + " is longer than any";
+    if (record.detail != 0 || !partial.empty()) partial.insert(partial.end(), words.begin(), words.end());
+    if (record.detail != 0) return {};  // more words follow
+    long_words = std::exchange(partial, {});
+    if (!long_words.empty()) words = long_words;
+  } else if (record.detail > static_cast<uint16_t>(Outcome::kDead)) {
+    return name + " has an unknown outcome";
+  }
+  const Outcome outcome{record.detail};
   const std::string_view error = outcome == Outcome::kDone ? "" : text.empty() ? "unknown error" : text;
-  const Status status = is_exchange ? executor_.on_exchange_written(record.order, record.node, peer, error)
-                                    : executor_.on_receive_done(record.order, record.node, peer, outcome, text);
-  return status == Status::kOk ? std::string() : no_such_part(record);
-}
-
-std::string Host::take_decision(uint32_t peer, std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(DecisionRecord)) return sizes("a decision", bytes.size(), sizeof(DecisionRecord));
-  const auto record = read_record<DecisionRecord>(bytes);
-  const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
-  if (bytes.size() != expected) return sizes("a decision", bytes.size(), expected);
-  if (record.header.detail > static_cast<uint16_t>(Outcome::kDead)) return "a decision has an unknown outcome";
-  const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-  const Decision decision{Outcome{record.header.detail}, record.taken, text};
-  if (executor_.on_decision(record.order, record.choice, peer, decision) == Status::kOk) return {};
-  return "a decision about choice " + std::to_string(record.choice) + " of run " + std::to_string(record.order) +
-         ", in which it has no such part";
+  Status status = Status::kInvalid;
+  switch (record.kind) {
+    case RecordKind::kReceiveReady:
+      status = executor_.on_receive_ready(record.order, record.node, peer, words);
+      break;
+    case RecordKind::kExchangeReport:
+      status = executor_.on_exchange_words(ExchangeWords::kReport, record.order, record.node, peer, words);
+      break;
+    case RecordKind::kExchangeDecision:
+      status = executor_.on_exchange_words(ExchangeWords::kDecision, record.order, record.node, peer, words);
+      break;
+    case RecordKind::kReceiveDone:
+      status = executor_.on_receive_done(record.order, record.node, peer, outcome, text);
+      break;
+    case RecordKind::kExchangeWritten:
+      if (outcome != Outcome::kDead) status = executor_.on_exchange_written(record.order, record.node, peer, error);
+      break;
+    default:
+      status = executor_.on_decision(record.order, record.node, peer, {outcome, record.taken, text});
+  }
+  if (status == Status::kOk) return {};
+  return name + (record.kind == RecordKind::kDecision ? " about choice " : " for node ") + std::to_string(record.node) +
+         " of run " + std::to_string(record.order) + ", in which it has no such part";
 }
 
 /// PEER-1: closes the channel only. What the peer still owes fails with the reason, and so does what later runs expect

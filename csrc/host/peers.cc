@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <stop_token>
 #include <utility>
@@ -95,6 +96,16 @@ void Peers::close(uint32_t host, const std::string& fault) {
   peers_[host].state = State::kClosed;
   peers_[host].partial_words.clear();
   closed_(host, fault);
+}
+
+void Peers::send(uint32_t host, const PeerRecord& record, std::span<const std::byte> behind) {
+  const Peer& peer = peers_[host];
+  const size_t head = sizeof peer.header + sizeof record;
+  peer.channel->out.send(static_cast<uint32_t>(head + padded(behind.size())), [&](std::byte* out) {
+    std::memcpy(out, &peer.header, sizeof peer.header);
+    std::memcpy(out + sizeof peer.header, &record, sizeof record);
+    if (!behind.empty()) std::memcpy(out + head, behind.data(), behind.size());
+  });
 }
 
 bool Peers::flush() {

@@ -19,7 +19,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -55,21 +54,12 @@ class Peers {
   bool may_reach(uint32_t host) const { return host == self_ || host < peers_.size(); }
   /// False: the peer is lost, and nothing is sent to it.
   bool is_there(uint32_t host) const { return peers_.at(host).state != State::kAbsent; }
-  /// Bytes of the longest record to a peer that is there, without its PeerHeader.
-  uint32_t max_record(uint32_t host) const {
-    return peers_[host].channel->out.max_record() - uint32_t{sizeof(PeerHeader)};
+  /// The most bytes that may follow a record to a peer that is there.
+  uint32_t max_bytes(uint32_t host) const {
+    return peers_[host].channel->out.max_record() - uint32_t{sizeof(PeerHeader) + sizeof(PeerRecord)};
   }
-  /// Sends a record, and the bytes behind it, to a peer that is there.
-  template <typename Record>
-  void send(uint32_t host, const Record& record, std::span<const std::byte> behind = {}) {
-    const Peer& peer = peers_[host];
-    const auto bytes = static_cast<uint32_t>(sizeof(PeerHeader) + sizeof record + padded(behind.size()));
-    peer.channel->out.send(bytes, [&](std::byte* out) {
-      std::memcpy(out, &peer.header, sizeof(PeerHeader));
-      std::memcpy(out + sizeof(PeerHeader), &record, sizeof record);
-      if (!behind.empty()) std::memcpy(out + sizeof(PeerHeader) + sizeof record, behind.data(), behind.size());
-    });
-  }
+  /// Sends a record, and what follows it, to a peer that is there.
+  void send(uint32_t host, const PeerRecord& record, std::span<const std::byte> behind);
   /// Publishes what was sent. True while some record is kept back, because there is no room or it is not due yet.
   bool flush();
   /// When the oldest record that is kept back may go out; see Outbox::due.

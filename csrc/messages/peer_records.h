@@ -1,7 +1,7 @@
-/// The records that hosts send each other: about transfers, branches, and exchanges of rows.
+/// What hosts send each other: about transfers, branches, and exchanges of rows.
 ///
-/// They are like those of messages/records.h, where their kinds and directions are. Each begins with a PeerHeader,
-/// whatever channel it takes (host/peers.h).
+/// Each record is a PeerHeader, a PeerRecord, and what follows it, whatever channel it takes (host/peers.h). Their
+/// kinds and directions are in messages/records.h.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,21 @@ struct PeerHeader {
 
 inline constexpr int32_t kAbsent = -1;  ///< instead of an epoch: the host is not there now
 
-/// Followed by `count` words. kReceiveReady, from a transfer's destination to one of its sources: offsets into the
-/// destination's arena. kExchangeReport, kExchangeDecision: an encoded message (exchange/messages.h).
-struct WordsRecord {
-  RecordHeader header;  ///< detail: 1 when more words of the same follow in the next record
+/// Followed by `bytes` bytes, padded to 8.
+///   kReceiveReady                        words, from a transfer's destination to one of its sources: offsets into the
+///                                        destination's arena
+///   kExchangeReport, kExchangeDecision   words: an encoded message (exchange/messages.h)
+///   kReceiveDone, kExchangeWritten       text: why nothing was written, if it failed
+///   kDecision                            text: why there is no case, if there is none
+struct PeerRecord {
+  RecordKind kind;
+  uint16_t detail;  ///< of words: 1 when more of the same follow in the next record; else Outcome
+  uint32_t node;    ///< global node; kDecision: the choice, by its number in the program
   uint64_t order;
-  uint32_t node;  ///< global node
-  uint32_t count;
-};
-
-/// kReceiveDone, kExchangeWritten. If it failed or is dead, nothing was written; `bytes` bytes of text, padded to 8.
-struct WrittenRecord {
-  RecordHeader header;  ///< detail: Outcome
-  uint64_t order;
-  uint32_t node;  ///< global node
+  uint32_t taken;  ///< kDecision: the case
   uint32_t bytes;
 };
 
-/// What was chosen between cases. When there is no case, `bytes` bytes of text say why, padded to 8.
-struct DecisionRecord {
-  RecordHeader header;  ///< detail: Outcome
-  uint64_t order;
-  uint32_t choice;  ///< its number in the program
-  uint32_t taken;   ///< the case
-  uint32_t bytes, reserved;
-};
-
-static_assert(sizeof(PeerHeader) == 8 && sizeof(WordsRecord) == 24 && sizeof(WrittenRecord) == 24);
-static_assert(sizeof(DecisionRecord) == 32);
+static_assert(sizeof(PeerHeader) == 8 && sizeof(PeerRecord) == 24);
 
 }  // namespace pathways

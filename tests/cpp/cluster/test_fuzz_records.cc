@@ -135,27 +135,27 @@ FUZZ(PeerRecords) {
     const auto node = static_cast<uint32_t>(fuzz.below(5));
     if (fuzz.below(8) == 0) {
       const auto outcome = static_cast<uint16_t>(fuzz.below(4));
-      const DecisionRecord told{{RecordKind::kDecision, outcome, 0}, order, node, 0, 0, 0};
+      const PeerRecord told{RecordKind::kDecision, outcome, node, order, 0, 0};
       record.resize(sizeof told);
       std::memcpy(record.data(), &told, sizeof told);
     } else if (fuzz.below(6) == 0) {  // of an exchange of rows, of which its runs have none
       const auto kind = fuzz.below(2) == 0 ? RecordKind::kExchangeReport : RecordKind::kExchangeDecision;
-      const WordsRecord said{{kind, 0, 0}, order, node, 1};
+      const PeerRecord said{kind, 0, node, order, 0, 8};
       record.resize(sizeof said + 8);
       std::memcpy(record.data(), &said, sizeof said);
     } else if (fuzz.below(12) == 0) {
-      const WrittenRecord written{{RecordKind::kExchangeWritten, 0, 0}, order, node, 0};
+      const PeerRecord written{RecordKind::kExchangeWritten, 0, node, order, 0, 0};
       record.resize(sizeof written);
       std::memcpy(record.data(), &written, sizeof written);
     } else if (fuzz.below(2) == 0) {
-      const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1};
+      const PeerRecord post{RecordKind::kReceiveReady, 0, node, order, 0, 8};
       const auto slot = reinterpret_cast<uint64_t>(&one->receive[fuzz.below(4)]);
       record.resize(sizeof post + 8);
       std::memcpy(record.data(), &post, sizeof post);
       std::memcpy(record.data() + sizeof post, &slot, 8);
     } else {
       const bool has_failed = fuzz.below(4) == 0;
-      const WrittenRecord arrived{{RecordKind::kReceiveDone, has_failed, 0}, order, node, has_failed ? 8u : 0u};
+      const PeerRecord arrived{RecordKind::kReceiveDone, has_failed, node, order, 0, has_failed ? 8u : 0u};
       record.resize(sizeof arrived + arrived.bytes, std::byte{'x'});
       std::memcpy(record.data(), &arrived, sizeof arrived);
     }

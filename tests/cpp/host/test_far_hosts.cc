@@ -120,9 +120,9 @@ struct OneFar {
   }
   void say(PeerHeader from, uint64_t run, RecordKind kind) {
     if (kind == RecordKind::kReceiveReady) {
-      put(from_link, joined(from, WordsRecord{{kind, 0, 0}, run, 2, 1}, uint64_t{128}));
+      put(from_link, joined(from, PeerRecord{kind, 0, 2, run, 0, 8}, uint64_t{128}));
     } else {
-      put(from_link, joined(from, WrittenRecord{{kind, 0, 0}, run, 4, 0}));
+      put(from_link, joined(from, PeerRecord{kind, 0, 4, run, 0, 0}));
     }
     step();
   }
@@ -244,20 +244,20 @@ TEST(Far, WhatWasSaidBeforeTheLossCounts) {
   OneFar one;
   const uint64_t result = one.run(0);
   OneFar::put(one.from_link,
-              joined(PeerHeader{1, 5}, WordsRecord{{RecordKind::kReceiveReady, 0, 0}, 1, 2, 1}, uint64_t{128}));
-  OneFar::put(one.from_link, joined(PeerHeader{1, 5}, WrittenRecord{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 0}));
+              joined(PeerHeader{1, 5}, PeerRecord{RecordKind::kReceiveReady, 0, 2, 1, 0, 8}, uint64_t{128}));
+  OneFar::put(one.from_link, joined(PeerHeader{1, 5}, PeerRecord{RecordKind::kReceiveDone, 0, 4, 1, 0, 0}));
   one.lose(1, 1);
   one.step();
   EXPECT_EQ(one.outcome(result), "ready");
 }
 
 TEST(Far, NonsenseClosesOneChannel) {
-  const WrittenRecord done{{RecordKind::kReceiveDone, 0, 0}, 1, 4, 0};
+  const PeerRecord done{RecordKind::kReceiveDone, 0, 4, 1, 0, 0};
   auto too_long = done;
   too_long.bytes = 80;
   for (const Bytes& nonsense :
        {joined(PeerHeader{1, 5}), joined(PeerHeader{1, 5}, uint32_t{3}), joined(PeerHeader{1, 5}, too_long),
-        joined(PeerHeader{1, 5}, RecordHeader{RecordKind::kRun, 0, 0})}) {
+        joined(PeerHeader{1, 5}, PeerRecord{RecordKind::kRun, 0, 0, 0, 0, 0})}) {
     OneFar one;
     const uint64_t closed = one.run(0), open = one.run(1);
     OneFar::put(one.from_link, nonsense);

@@ -367,31 +367,30 @@ TEST(Peers, NonsenseClosesTheChannel) {
     std::memcpy(data.data(), &sender, sizeof sender);
     return data;
   };
-  const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, 1, 0, 1};
+  const PeerRecord post{RecordKind::kReceiveReady, 0, 0, 1, 0, 8};
   const auto make = [](auto record, auto change) {
     change(record);
     return record;
   };
-  const WrittenRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0};
-  const DecisionRecord decision{{RecordKind::kDecision, 0, 0}, 77, 0, 0, 0, 0};
+  const PeerRecord arrival{RecordKind::kReceiveDone, 0, 0, 77, 0, 0};
+  const PeerRecord decision{RecordKind::kDecision, 0, 0, 77, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
       {std::vector<std::byte>(4), "a record is shorter than its header"},
       {from({0, 0}), "a record is shorter than its header"},
       {from({0, 1}), "a record is of host 0 in epoch 1, who does not come this way"},
       {from({1, 0}), "a record is of host 1"},
       {from({7, 0}), "a record is of host 7"},
-      {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},
-      {record_of(post, 8), "a receive-ready record has 8 bytes"},
+      {record_of(PeerRecord{static_cast<RecordKind>(99), 0, 0, 0, 0, 0}, sizeof post), "of kind 99"},
+      {record_of(post, 8), "a record is shorter than its header"},
       {record_of(post, sizeof post), "a receive-ready record has 24 bytes, expected 32"},
-      {record_of(make(post, [](auto& r) { r.count = 0xffffffff; }), sizeof post), "expected 34359738384"},
+      {record_of(make(post, [](auto& r) { r.bytes = 0xffffffff; }), sizeof post), "expected 4294967320"},
       {record_of(arrival, sizeof arrival), "a receive-done record for node 0 of run 77"},
       {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival),
        "a receive-done record has 24 bytes"},
-      {record_of(make(arrival, [](auto& r) { r.header.detail = 3; }), sizeof arrival), "an unknown outcome"},
-      {record_of(decision, 8), "a decision has 8 bytes"},
+      {record_of(make(arrival, [](auto& r) { r.detail = 3; }), sizeof arrival), "an unknown outcome"},
       {record_of(make(decision, [](auto& r) { r.bytes = 1; }), sizeof decision),
-       "a decision has 32 bytes, expected 40"},
-      {record_of(make(decision, [](auto& r) { r.header.detail = 3; }), sizeof decision), "an unknown outcome"},
+       "a decision has 24 bytes, expected 32"},
+      {record_of(make(decision, [](auto& r) { r.detail = 3; }), sizeof decision), "an unknown outcome"},
   };
   for (const auto& [bytes, text] : nonsense) {
     TwoHosts cluster(1);
