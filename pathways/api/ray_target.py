@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from pathways.api.field_types import check_types
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import ClusterOptions, check_rules
 
@@ -84,8 +85,14 @@ class RayCluster:
     max_priority: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a policy that there is not."""
+        """Refuses a policy that there is not, and values of other types than the fields say.
+
+        Raises:
+            OptionError: a field has a value of another type.
+            ValueError: there is no such policy, or no such answer to full memory.
+        """
         check_rules(self.policy, self.when_full)
+        check_types(self)
 
     def start(self, progress: Any, terms: ClientTerms | None) -> Any:
         """Starts it: what `connect` does first. Returns a `RayClusterHandle`, and raises as `start_ray_cluster`."""

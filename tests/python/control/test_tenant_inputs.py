@@ -6,6 +6,7 @@ test_client_limits.py, traces in test_traces.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -58,6 +59,22 @@ def test_options_of_a_cluster_are_named_as_they_were_given(given: dict[str, Any]
 def test_a_choice_that_is_no_text(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is one of"):
         pw.LocalCluster(**{name: ["share"]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", [pw.LocalCluster, pw.RayCluster])
+def test_every_field_of_a_cluster_has_its_type(target: Any) -> None:
+    """When the cluster is asked for, and not when it is started."""
+    for field in dataclasses.fields(target):
+        if field.name in ("policy", "when_full"):  # see above
+            continue
+        wrong = [[1], object(), 1j] + [True] * (field.type != "bool") + ["1"] * ("str" not in field.type)
+        wrong += [b"/"] + [3] * (re.match("bool|str|Mapping", field.type) is not None)
+        for value in wrong + [None] * ("None" not in field.type):
+            with pytest.raises(pw.errors.OptionError) as refusal:
+                target(**{field.name: value})
+            words = f"{target.__name__} expects {field.name}= of type {field.type}, got {value!r}"
+            assert str(refusal.value) == words
+    target(islands=np.int64(2), client_memory=None, max_weight=np.float32(2), checkpoint_root=pathlib.Path("/"))
 
 
 def test_a_number_of_islands_that_is_a_text() -> None:
