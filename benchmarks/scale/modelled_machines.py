@@ -21,7 +21,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -164,12 +164,14 @@ class Island:
         self,
         path: str,
         options: ClusterOptions,
+        here: Sequence[int],
         link: _native.MachineLink,
         programs: Programs,
         report: Callable[..., None],
     ) -> None:
         self._path = path
         self._options = options
+        self._here = here
         self._link = link
         self._programs = programs
         self._report = report
@@ -181,7 +183,7 @@ class Island:
     def start(self, request: pb_agent.StartHost) -> None:
         """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
         options = self._options
-        config = config_of(request, options, "cpu")
+        config = config_of(request, options, "cpu", self._here)
         if config.incarnation != self._incarnation:
             self.end()
             self._incarnation = config.incarnation
@@ -193,7 +195,7 @@ class Island:
                     options.host_arena_bytes,
                     link_ring_bytes=_LINK_RING_BYTES,
                 )
-                for host in options.island_hosts(config.host)
+                for host in self._here
             }
         self._link.add_host(config.host, config.incarnation, self._segments[config.host], self._controller)
         native = _native.ModelledHost(
@@ -304,6 +306,7 @@ class Machine:
             island = self._island = Island(
                 self._path,
                 ClusterOptions(**welcome["options"]),
+                welcome["hosts"],
                 native,
                 self._site.programs,
                 lambda **what: reports.put_nowait(pb_agent.AgentReport(**what)),

@@ -55,11 +55,11 @@ def start_of(config: HostConfig, token: str) -> pb.StartHost:
     )
 
 
-def config_of(request: pb.StartHost, options: ClusterOptions, platform: str) -> HostConfig:
-    """The configuration of a host, as far as its controller says it."""
+def config_of(request: pb.StartHost, options: ClusterOptions, platform: str, here: Sequence[int]) -> HostConfig:
+    """The configuration of a host, as far as its controller says it. `here`: the hosts of this machine."""
     peers: dict[int, tuple[str | None, int]]
     peers = {peer.host: (peer.stream, peer.incarnation) for peer in request.peers}
-    peers |= dict.fromkeys(options.island_hosts(request.host), (None, request.incarnation))  # those are on this machine
+    peers |= dict.fromkeys(here, (None, request.incarnation))
     streams, epochs = zip(*(peers.get(host, ("", -1)) for host in range(options.hosts)), strict=True)
     return HostConfig(
         host=request.host,
@@ -82,6 +82,7 @@ class IslandHosts:
         directory: str,
         platform: str,
         options: ClusterOptions,
+        here: Sequence[int],
         native: Any,
         link: Any,
         processes: HostProcesses,
@@ -95,16 +96,18 @@ class IslandHosts:
             directory: of the agent; `control.sock` there leads to the controller.
             platform: of the hosts.
             options: of the cluster.
+            here: the hosts whose places this machine has.
             native: the module that makes segments.
             link: the native link to the controller.
             processes: starts the hosts.
             report: tells the controller of a host.
-            ports: where the hosts receive network transfers, by rank.
+            ports: where the hosts receive network transfers, in their order.
             credentials: the file of the machine's credentials, for these; empty: they are not encrypted.
         """
         self._directory = directory
         self._platform = platform
         self._options = options
+        self._here = tuple(here)
         self._native = native
         self._link = link
         self._processes = processes
@@ -121,7 +124,7 @@ class IslandHosts:
 
     async def start(self, request: pb.StartHost) -> None:
         """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
-        config = config_of(request, self._options, self._platform)
+        config = config_of(request, self._options, self._platform, self._here)
         try:
             await self._processes.ready(START_TIMEOUT_S)
             if config.incarnation != self._incarnation:
@@ -139,7 +142,7 @@ class IslandHosts:
             host: self._native.host_segment(
                 host, options.hosts, options.host_ring_bytes, options.host_arena_bytes, link_ring_bytes=LINK_RING_BYTES
             )
-            for host in options.island_hosts(config.host)
+            for host in self._here
         }
         if options.hosts_per_island > 1:
             from pathways._jaxlib.coordination import start_service
@@ -159,7 +162,7 @@ class IslandHosts:
             parent=os.getpid(),
             controller_fd=self._controller.fd,
             segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(self._options.hosts)),
-            stream=f"{self._listen}:{self._ports[config.rank]}",
+            stream=f"{self._listen}:{self._ports[self._here.index(config.host)]}",
             is_linked=True,
             credentials=self._credentials,
         )
@@ -172,7 +175,7 @@ class IslandHosts:
         self._report(pb.AgentReport(started=started))
 
     def _environment(self, config: HostConfig) -> Mapping[str, str]:
-        return environment.host_environment(self._options, self._platform, config.rank, os.environ)
+        return environment.host_environment(self._options, self._platform, self._here.index(config.host), os.environ)
 
     def _host_ended(self, number: int) -> None:
         host = self._hosts[number]

@@ -151,6 +151,7 @@ class Agent:
             config.directory,
             config.platform,
             options,
+            welcome["hosts"],
             self._native,
             link,
             processes,

@@ -1,8 +1,9 @@
-"""The agents of other machines, as the controller knows them: they join, start hosts for it, and are lost.
+"""The agents of other machines, as the controller knows them: they join, and are lost. Each is an `AgentMachine`.
 
-A cluster that listens (`pathways up --listen`) has places: its islands. An agent brings the hosts of one island and
-takes a free place. While a place is free, its island is lost (`recovery.py`): what clients ask of it waits, and new
-slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; the place is free again.
+A cluster that listens (`pathways up --listen`) begins with free places (`machines.py`). An agent brings the hosts of
+one island, and takes their places. While a place is free, its island is lost (`recovery.py`): what clients ask of it
+waits, and new slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; their places are free
+again.
 
     link         see `far_links.py`; the agent says what it has, and gets a place
     control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/transport/tunnels.py)
@@ -17,23 +18,19 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways import errors
-from pathways.agent.island import start_of
+from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.far_links import FarLink, LinkDoor
-from pathways.controller.log_sources import LogsThere
+from pathways.controller.machines import Placement
 from pathways.plan.topology import Topology
-from pathways.process import fd_passing
-from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
+from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.run_directory import authority_folder
-from pathways.protocol import agent_pb2 as pb
 from pathways.protocol import control_pb2 as pb_control
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop
@@ -41,151 +38,18 @@ from pathways.transport.tunnels import Tunnels
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
 from pathways.trust.identity import shown
 
-_MOST_LOG_CHARS = 8192
 
-
-class FarHost:
-    """A host process on another machine. Like `HostProcess`, which is one of this machine."""
-
-    def __init__(self, agent: Agent, host: int, incarnation: int) -> None:
-        self.pid = 0  # known when the agent has started it; of that machine
-        self.returncode: int | None = None
-        self._agent = agent
-        self._host = host
-        self.incarnation = incarnation
-        self._log_tail = ""
-        self._on_end: Callable[[], None] | None = None
-
-    def poll(self) -> int | None:
-        """How the process ended, None while nothing is known of its end."""
-        return self.returncode
-
-    def kill(self) -> None:
-        """Asks the agent to kill the process."""
-        if self.returncode is None:
-            end = pb.EndHost(host=self._host, incarnation=self.incarnation)
-            self._agent.requests.put_nowait(pb.AgentRequest(end_host=end))
-
-    def watch(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
-        """Calls `on_end` once, when the process has ended, unless `end` was called before."""
-        self._on_end = on_end
-
-    def end(self) -> None:
-        """Asks the agent to kill the process. From now on nothing that still comes from it counts."""
-        self._on_end = None
-        self.kill()
-        self._agent.forget(self._host, self)
-
-    def ended(self, returncode: int, log_tail: str) -> None:
-        """The agent reports the end of the process, or is lost itself."""
-        if self.returncode is None:
-            self.returncode, self._log_tail = returncode, log_tail
-            if (on_end := self._on_end) is not None:
-                self._on_end = None
-                on_end()
-
-    def hand_over(self, message: fd_passing.Message, segment: Any) -> None:
-        """Lets the agent make a twin of a client's segment and give it to the host."""
-        hand = pb.HandClient(
-            host=self._host,
-            incarnation=self.incarnation,
-            client=message["client"],
-            arena_bytes=self._agent.arena_bytes_of(segment),
-        )
-        self._agent.requests.put_nowait(pb.AgentRequest(hand_client=hand))
-
-    def log_tail(self) -> str:
-        """The last lines of its log, as the agent sent them."""
-        return self._log_tail
-
-
-class Agent:
-    """One agent that has a place."""
+class Agents:
+    """All agents of a cluster. One that does not listen has none."""
 
     def __init__(
         self,
-        identity: Identity,
-        island: int,
-        hosts: tuple[int, ...],
-        streams: tuple[str, ...],
-        link: FarLink,
         native: Any,
+        topology: Topology,
+        options: ClusterOptions,
+        control_path: str,
         controller_segment: Any,
-    ) -> None:
-        self.identity = identity
-        self.name = identity.name
-        self._native = native
-        self._since = time.monotonic()
-        self.island = island
-        # Where each host receives network transfers, as `MACHINE@ADDRESS`.
-        self.streams = dict(zip(hosts, streams, strict=True))
-        self.link = link
-        self._controller_segment = controller_segment
-        self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
-        self.logs = LogsThere(self.name, self.requests.put_nowait)
-        self._hosts: dict[int, FarHost] = {}
-
-    def arena_bytes_of(self, segment: Any) -> int:
-        """The size of the arena in a client's segment."""
-        return int(self._native.arena_bytes_of(segment))
-
-    async def ready(self, timeout_s: float | None = None) -> None:
-        """Returns when it can start hosts: at once, because it gets its requests when it can."""
-
-    def launch(self, config: HostConfig, token: str, segment: Any) -> FarHost:
-        """Starts a host; `segment` is its twin here."""
-        host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation)
-        self.link.native.add_host(config.host, config.incarnation, segment, self._controller_segment)
-        self.requests.put_nowait(pb.AgentRequest(start_host=start_of(config, token)))
-        return host
-
-    def forget(self, number: int, host: FarHost) -> None:
-        """Takes no more records from a host."""
-        if self._hosts.get(number) is host:
-            del self._hosts[number]
-            self.link.native.remove_host(number)
-
-    def report(self, report: pb.AgentReport) -> None:
-        """Takes in what the agent says of its hosts (TRUST-1: of its own island's only)."""
-        if report.WhichOneof("report") == "log_piece":
-            self.logs.answered(report.log_piece)
-            return
-        what = report.started if report.WhichOneof("report") == "started" else report.ended
-        host = self._hosts.get(what.host)
-        if host is None or host.incarnation != what.incarnation:
-            return
-        if isinstance(what, pb.FarHostStarted):
-            host.pid = what.pid
-        else:
-            host.ended(what.returncode, what.log_tail[:_MOST_LOG_CHARS])
-
-    def stats(self) -> pb_control.MachineStats:
-        """See `MachineStats`."""
-        link = self.link.native.stats()
-        return pb_control.MachineStats(
-            island=self.island,
-            name=self.name,
-            address=self.identity.peer,
-            is_encrypted=self.identity.is_encrypted,
-            bytes_out=link["bytes_out"],
-            bytes_in=link["bytes_in"],
-            round_trip_ns=link["round_trip_ns"],
-            connected_s=time.monotonic() - self._since,
-        )
-
-    def lost(self, why: str) -> None:
-        """Counts all its hosts as killed."""
-        self.requests.put_nowait(None)
-        self.logs.lost(why)
-        for host in list(self._hosts.values()):
-            host.ended(-signal.SIGKILL, f"Its machine, {self.name}, is lost: {why}.")
-
-
-class Agents:
-    """All agents of a cluster that listens."""
-
-    def __init__(
-        self, native: Any, topology: Topology, options: ClusterOptions, control_path: str, controller_segment: Any
+        placement: Placement,
     ) -> None:
         """`control_path`: the Unix socket of the controller's gRPC server for other machines."""
         self._native = native
@@ -195,7 +59,8 @@ class Agents:
         self._topology = topology
         self._options = options
         self._control_path = control_path
-        self._by_island: dict[int, Agent] = {}
+        self._placement = placement
+        self._by_name: dict[str, AgentMachine] = {}  # also those whose links are about to open
         self.loop = Loop()
         self.links = Links(self.loop, native)
         self._door = LinkDoor(self._open, self._opened, self.links)
@@ -203,33 +68,23 @@ class Agents:
         self._lock = threading.Lock()
         self._tunnels_of: dict[str, set[socket.socket]] = {}  # by name of the machine; guarded by _lock
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
-        #: Called with the island of an agent whose link is open.
-        self.on_joined: Callable[[int], None] = lambda island: None
+        #: Called with the hosts whose places an agent has taken.
+        self.on_joined: Callable[[Sequence[int]], None] = lambda hosts: None
 
-    def of(self, island: int) -> Agent | None:
-        """The agent that has this place, if its link is open."""
-        agent = self._by_island.get(island)
-        return agent if agent is not None and agent.link.is_open else None
-
-    def by_token(self, token: str) -> Agent:
+    def by_token(self, token: str) -> AgentMachine:
         """The agent whose link got this secret.
 
         Raises:
             PermissionDeniedError: there is none.
         """
-        for agent in self._by_island.values():
+        for agent in self._by_name.values():
             if secrets.compare_digest(agent.link.token, token):
                 return agent
         raise errors.PermissionDeniedError("this is no agent of this cluster, or its link has broken")
 
     def knows(self, token: str) -> bool:
         """Whether an agent's link got this secret."""
-        return any(secrets.compare_digest(agent.link.token, token) for agent in self._by_island.values())
-
-    def stream_of(self, host: int) -> str:
-        """Where a host receives network transfers; empty while its place is free."""
-        agent = self.of(self._topology.island_of(host))
-        return "" if agent is None else agent.streams[host]
+        return any(secrets.compare_digest(agent.link.token, token) for agent in self._by_name.values())
 
     # -- called by threads of the port -------------------------------------------------------------------------------
 
@@ -272,22 +127,23 @@ class Agents:
     # -- on the event loop -------------------------------------------------------------------------------------------
 
     def _open(self, identity: Identity, hello: dict[str, Any]) -> tuple[FarLink, dict[str, Any]]:
-        """Gives an agent its place."""
-        if any(agent.name == identity.name for agent in self._by_island.values()):
+        """Keeps an agent's places for it."""
+        if identity.name in self._by_name:
             raise errors.ConnectError(
                 f"a machine called {identity.name} is in this cluster already: give this one another --name"
             )
         island = self._place_for(hello)
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
-        streams = tuple(f"{identity.name}@{there}:{int(port)}" for port in hello["ports"])
+        ports = zip(hosts, hello["ports"], strict=True)
+        streams = {host: f"{identity.name}@{there}:{int(port)}" for host, port in ports}
         link = FarLink(self.hub.open_link(True, self.links.native), identity, lambda why: self.lose(agent, why))
-        agent = Agent(identity, island, hosts, streams, link, self._native, self._controller_segment)
-        self._by_island[island] = agent
-        return link, {"island": island, "options": dataclasses.asdict(self._options)}
+        agent = AgentMachine(identity, island, streams, link, self._native, self._options, self._controller_segment)
+        self._by_name[agent.name] = agent
+        return link, {"island": island, "hosts": hosts, "options": dataclasses.asdict(self._options)}
 
     def _place_for(self, hello: Mapping[str, Any]) -> int:
-        """A free place that the agent's hosts fit.
+        """An island whose places are free, and fit the agent's hosts.
 
         Raises:
             UnsupportedVersionError: the agent runs another release.
@@ -315,65 +171,71 @@ class Agents:
                 f"--devices-per-host {wanted[1]}"
             )
         asked = hello.get("island")
-        free = [number for number in range(len(topology.islands)) if number not in self._by_island]
+        kept = {host for agent in self._by_name.values() for host in agent.hosts}
+        free = [
+            number
+            for number, hosts in enumerate(topology.islands)
+            if kept.isdisjoint(hosts) and not self._placement.machines(hosts)
+        ]
         if asked is None and free:
             return free[0]
         if asked in free:
             return int(asked)
-        taken = {number: agent.name for number, agent in self._by_island.items()}
+        taken = {agent.island: agent.name for agent in self._by_name.values()}
         raise errors.ConnectError(
             f"no place is free for {'the agent' if asked is None else f'island {_number(asked)}'}: the cluster has "
             f"{len(topology.islands)} islands, taken by {taken}"
         )
 
     def _opened(self, link: FarLink) -> None:
-        agent = next(agent for agent in self._by_island.values() if agent.link is link)
+        agent = next(agent for agent in self._by_name.values() if agent.link is link)
         print(f"the agent {agent.name} has joined as island {agent.island}", file=sys.stderr, flush=True)
-        asyncio.get_running_loop().call_soon(self.on_joined, agent.island)
+        self._placement.fill(agent.hosts, agent)
+        asyncio.get_running_loop().call_soon(self.on_joined, agent.hosts)
 
-    def lose(self, agent: Agent, why: str) -> None:
+    def lose(self, agent: AgentMachine, why: str) -> None:
         """Counts an agent and its hosts as lost. A second call does nothing."""
-        if self._by_island.get(agent.island) is not agent:
+        if self._by_name.get(agent.name) is not agent:
             return
         print(f"the agent {agent.name} of island {agent.island} is lost: {why}", file=sys.stderr, flush=True)
-        del self._by_island[agent.island]
+        del self._by_name[agent.name]
+        self._placement.free(agent)
         asyncio.get_running_loop().run_in_executor(None, agent.link.close)
         self._end_tunnels(agent.name)
         agent.lost(why)
 
     def stats(self) -> list[pb_control.MachineStats]:
         """What people want to know of each machine that has joined, by island."""
-        return [agent.stats() for _, agent in sorted(self._by_island.items()) if agent.link.is_open]
+        return [agent.stats() for agent in sorted(self._there(), key=lambda agent: agent.island)]
 
-    def called(self, machine: str) -> Agent:
+    def _there(self) -> list[AgentMachine]:
+        return [agent for agent in self._by_name.values() if agent.link.is_open]
+
+    def called(self, machine: str) -> AgentMachine:
         """The agent of a machine, whose link is open.
 
         Raises:
             ConnectError: no machine of this name has joined.
         """
-        there = {agent.name: agent for agent in self._by_island.values() if agent.link.is_open}
+        if all(self._placement.of(host).shares_memory for host in range(self._topology.hosts)):
+            raise errors.ConnectError(
+                f"no machine {machine!r}: no machine can join this cluster: its hosts are all on the controller's "
+                "machine. Name a host or an island by its number"
+            )
+        there = {agent.name: agent for agent in self._there()}
         if machine not in there:
             raise errors.ConnectError(
                 f"no machine {machine!r} has joined this cluster; there are: {', '.join(sorted(there)) or 'none'}"
             )
         return there[machine]
 
-    def let_go(self, agent: Agent) -> None:
-        """Asks an agent to leave. It is lost when its link ends."""
-        agent.requests.put_nowait(pb.AgentRequest(leave={}))
-
     def close(self) -> None:
         """Ends all links, and their threads."""
-        for agent in list(self._by_island.values()):
+        for agent in list(self._by_name.values()):
             agent.link.close()
         self.links.close()
         self._tunnels.close()
         self.loop.close()
-
-    def lose_island(self, island: int, why: str) -> None:
-        """Counts the agent of an island as lost."""
-        if (agent := self._by_island.get(island)) is not None:
-            self.lose(agent, why)
 
 
 def _number(said: Any) -> str:

@@ -31,14 +31,15 @@ from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.controller.agents import Agents
-from pathways.controller.host_starter import HostStarter, HostStarterHere, NoProcess
+from pathways.controller.machines import FreePlace, Machine, NoProcess, Placement
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, Peers, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
+from pathways.controller.this_machine import ThisMachine
 from pathways.plan.memory_profile import UNLIMITED
 from pathways.plan.topology import Topology
 from pathways.process.children import is_readable
-from pathways.process.config import ControllerConfig, HostConfig
+from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 from pathways.transport import SILENCE_S
@@ -52,12 +53,13 @@ END_SEEN_S = 0.25
 _T = TypeVar("_T")
 
 
-def _machines(config: ControllerConfig) -> tuple[int, ...]:
-    """The machine of each host. Of a cluster that listens, each island is on a machine of its own."""
-    each = config.options.hosts_per_island
-    if config.listen:
-        return tuple(1 + host // each for host in range(config.options.hosts))
-    return config.options.machine_of_hosts
+def _machines(options: ClusterOptions, placement: Placement) -> tuple[int, ...]:
+    """The number of each host's machine, which clients are told once. A free place has that of its island's agent."""
+    here = options.machine_of_hosts
+    return tuple(
+        here[host] if placement.are_filled([host]) else 1 + island
+        for host, island in enumerate(options.island_of_hosts)
+    )
 
 
 def first_lost(ended: HostRecord, hosts: Sequence[HostRecord]) -> HostRecord:
@@ -75,9 +77,15 @@ def first_lost(ended: HostRecord, hosts: Sequence[HostRecord]) -> HostRecord:
 class ClusterManager:
     """The state of the controller process. Made and used on the event loop's thread."""
 
-    def __init__(self, config: ControllerConfig, native: Any) -> None:
+    def __init__(self, config: ControllerConfig, native: Any, here: int | None = None) -> None:
+        """`here`: so many hosts are on this machine. None: all of them, or, of a cluster that listens, none."""
         self.config = config
         self.native = native
+        self.here = ThisMachine(config, native, self.fail)
+        count = config.options.hosts
+        filled = here if here is not None else 0 if config.listen else count
+        free = FreePlace(native, config.options)
+        self.placement = Placement(free, [self.here] * filled + [free] * (count - filled))
         self.topology = Topology.grid(
             config.options.islands,
             config.options.hosts_per_island,
@@ -85,32 +93,27 @@ class ClusterManager:
             platform=config.platform,
             jax_version=importlib.metadata.version("jax"),
             jaxlib_version=importlib.metadata.version("jaxlib"),
-            machines=_machines(config),
+            machines=_machines(config.options, self.placement),
         )
         self.resources = ResourceManager(self.topology)
         self.hosts: list[HostRecord] = []
         self._by_token: dict[str, HostRecord] = {}  # those that are not lost
-        self._has_machines = max(self.topology.machines) > 0
         self.startup: list[pb.StartupEvent] = []
         self.ready = False
         self.failure: errors.PathwaysError | None = None
         self.on_end: list[Callable[[errors.PathwaysError], None]] = []
         self.on_host_ended: Callable[[HostRecord], None] = lambda host: None  # called only once the cluster is ready
-        self.on_places_open: Callable[[], None] = lambda: None  # called when all hosts have records, and none is there
+        self.on_places_open: Callable[[], None] = lambda: None  # called when the hosts here have been started
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._startup_events = asyncio.Event()
         self._are_hosts_started = asyncio.Event()
-        self._services: dict[int, Any] = {}  # by island: the coordination service of its group
-        self.segment: Any = None  # the hosts map it
+        self.segment = native.controller_segment()  # the hosts map it
         self.status_segment: Any = None  # clients map it, and can only read
         self.controller: Any = None  # the native controller
         self.numbers: NativeNumbers
-        self.processes = HostStarterHere(config.options, config.platform, config.directory)
-        #: The agents of other machines, which run all hosts of a cluster that listens; None: all hosts are here.
-        self.agents: Agents | None = None
-        self._segments: list[Any] = []  # of the first hosts
+        self.agents = Agents(native, self.topology, config.options, self.far_path, self.segment, self.placement)
         self._supervisor_fd = -1
 
     @property
@@ -143,22 +146,19 @@ class ClusterManager:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
-        self.segment = self.native.controller_segment()
-        if self.config.listen:
-            self.agents = Agents(self.native, self.topology, sizes, self.far_path, self.segment)
-        else:
-            self.processes.start()
+        pool = self._reader_of_rings()
+        if islands := [
+            number for number, hosts in enumerate(self.topology.islands) if self.placement.are_filled(hosts)
+        ]:
+            self.here.begin(islands)
         self.status_segment = self.native.status_segment()
         if sizes.distance_us:
             self.native.set_distance(self.segment, sizes.distance_us)
         count = self.topology.hosts
-        segments = self._segments = [self.new_segment(host) for host in range(count)]
-        if self.agents is None:
-            for island in range(len(self.topology.islands)):
-                self.start_coordinator(island, 0)
+        self.hosts = [self._absent(host) for host in range(count)]
         self.controller = self.native.Controller(
             self.segment,
-            segments,
+            [host.segment for host in self.hosts],
             # A host reports the memory of its devices when it is ready: see `host_stage`.
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),
@@ -166,39 +166,49 @@ class ClusterManager:
             asks_for_room=sizes.when_full == "suspend",
             status=self.status_segment,
             devices=self.topology.devices,
-            pool=None if self.agents is None else self.agents.links.native,
+            pool=pool,
         )
-        on_group = None if self.agents is None else self.agents.hub.add_group
-        self.numbers = NativeNumbers(self.controller, self.resources, on_group)
+        self.numbers = NativeNumbers(self.controller, self.resources, self.agents.hub.add_group)
         self.numbers.group(range(count))  # the native controller takes group 0 for all hosts
         self.controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
+    def _reader_of_rings(self) -> Any:
+        """The pool of links, if it reads the rings to hosts; None: the hosts themselves do.
+
+        Raises:
+            OptionError: some do, some do not.
+        """
+        share = {self.placement.of(host).shares_memory for host in range(self.topology.hosts)}
+        if len(share) > 1:
+            raise errors.OptionError(
+                "hosts on the controller's machine beside hosts of agents are not supported yet: the hosts of a "
+                "cluster that listens all come from agents. Start an agent on the controller's machine, too"
+            )
+        return None if True in share else self.agents.links.native
+
     async def start_hosts(self) -> None:
-        """Starts all hosts, unless the cluster ends first."""
+        """Starts the hosts whose places are filled, unless the cluster ends first. The others count as lost until an
+        agent brings them.
+        """
         try:
-            if self.agents is not None:
-                self._open_places()
-                return
-            await self.unless_ended(asyncio.ensure_future(self.processes.ready()))
-            peers = self._peers_of(self._segments, [0] * self.topology.hosts)
-            for host in range(self.topology.hosts):
-                self.hosts.append(self.start_host(host, peers))
+            for machine in self.placement.machines():
+                await self.unless_ended(asyncio.ensure_future(machine.ready()))
+            coming = {host.number: (host.segment, 0) for host in self.hosts if self.placement.are_filled([host.number])}
+            peers = self.peers(coming)
+            for number in coming:
+                self.hosts[number] = self.start_host(number, peers)
             self._are_hosts_started.set()
         except (errors.PathwaysError, OSError) as error:  # if the cluster has ended, that was the reason
             self.fail(errors.ConnectError(f"the cluster did not start: {error}"))
-
-    def _open_places(self) -> None:
-        """Makes the cluster ready without a host: agents bring them. Until then each host counts as lost."""
-        for number, segment in enumerate(self._segments):
-            config = HostConfig(number, self.config.options, incarnation=-1)
-            host = HostRecord(config, segment, NoProcess(), "")
-            host.is_lost = True
-            self.hosts.append(host)
-        self._are_hosts_started.set()
+            return
         self.on_places_open()
-        self.ready = True
-        self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
+        self._look_ready()
+
+    def _absent(self, number: int) -> HostRecord:
+        """A host that was not started yet: it counts as lost."""
+        config = HostConfig(number, self.config.options, incarnation=-1)
+        return HostRecord(config, self.placement.of(number).new_segment(number), NoProcess(), "", is_lost=True)
 
     async def hosts_started(self) -> None:
         """Waits until each host has a process and a record. Clients may come before."""
@@ -210,37 +220,11 @@ class ClusterManager:
         devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
         return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
 
-    def new_segment(self, host: int) -> Any:
-        """Memory for the rings and buffers of one incarnation of a host."""
-        sizes = self.config.options
-        if self.agents is not None:  # the twin of one of another machine, which has rings to its peers there
-            return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, 0, 0)
-        return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, sizes.host_arena_bytes)
-
-    def start_coordinator(self, island: int, incarnation: int) -> None:
-        """Starts a new coordination service for an incarnation of an island's group, and stops the old one, so that no
-        state of the old group remains.
+    def where(self, host: int) -> tuple[Machine, int]:
+        """The machine of a host, and the number of the one that it behaves as if it were on. Two hosts share memory if
+        the first is the same, and what they transfer lies in it if both are.
         """
-        if self.config.options.hosts_per_island == 1 or self.agents is not None:
-            return
-        from pathways._jaxlib.coordination import start_service, stop_service
-
-        if (old := self._services.pop(island, None)) is not None:
-            stop_service(old)
-        self._services[island] = start_service(
-            self._coordinator(island, incarnation), len(self.topology.islands[island])
-        )
-
-    def _coordinator(self, island: int, incarnation: int) -> str:
-        return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
-
-    def stream_of(self, host: int, incarnation: int) -> str:
-        """The address where an incarnation of a host receives network transfers from other machines; empty: it is not
-        there.
-        """
-        if self.agents is not None:
-            return self.agents.stream_of(host)
-        return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
+        return self.placement.of(host), self.topology.machine_of(host)
 
     def peers(self, coming: Mapping[int, tuple[Any, int]]) -> Peers:
         """All hosts, as new hosts are told of them. `coming`: the segment and the incarnation of each new one."""
@@ -251,7 +235,7 @@ class ClusterManager:
 
     def _peers_of(self, segments: Sequence[Any], incarnations: Sequence[int]) -> Peers:
         streams = [
-            self.stream_of(number, incarnation) if self._has_machines and segments[number] is not None else ""
+            "" if segments[number] is None else self.placement.of(number).stream_of(number, incarnation)
             for number, incarnation in enumerate(incarnations)
         ]
         return Peers(segments, incarnations, streams)
@@ -264,7 +248,7 @@ class ClusterManager:
         predecessor_failure: str = "",
         predecessor_client: int = 0,
     ) -> HostRecord:
-        """Starts a host process. What starts hosts must be ready: see `starter`.
+        """Starts a host process. Its machine must be ready.
 
         Args:
             number: the host's number.
@@ -273,34 +257,25 @@ class ClusterManager:
             predecessor_failure: see `HostConfig`.
             predecessor_client: see `HostConfig`.
         """
-        island = self.topology.island_of(number)
-        options = self.config.options
-        machine = self.topology.machine_of(number)
-        is_elsewhere = [there != machine for there in self.topology.machines]
-        # Segments of other machines are of no use there: the agent makes its own.
-        segment_fds = () if self.agents is not None else [-1 if each is None else each.fd for each in peers.segments]
-        streams = [peers.streams[peer] if is_far else None for peer, is_far in enumerate(is_elsewhere)]
+        machine, machine_number = here = self.where(number)
         config = HostConfig(
             host=number,
-            options=options,
+            options=self.config.options,
             platform=self.config.platform,
-            address=self.far_address if machine else self.address,
-            coordinator=self._coordinator(island, incarnation) if options.hosts_per_island > 1 else "",
+            address=self.far_address if machine_number else self.address,
             parent=os.getpid(),
             controller_fd=self.segment.fd,
-            segment_fds=tuple(segment_fds),
             incarnation=incarnation,
             predecessor_failure=predecessor_failure,
             predecessor_client=predecessor_client,
-            machine=machine,
+            machine=machine_number,
             stream=peers.streams[number],
-            streams=tuple(streams),
+            streams=tuple(None if self.where(peer) == here else stream for peer, stream in enumerate(peers.streams)),
             epochs=tuple(peers.incarnations),
         )
         token = secrets.token_hex(16)
-        starter = self.starter(island)
-        assert starter is not None
-        process = starter.launch(config, token, peers.segments[number])
+        segments = [each if self.placement.of(peer) is machine else None for peer, each in enumerate(peers.segments)]
+        process = machine.launch(config, token, segments)
         host = self._by_token[token] = HostRecord(config, peers.segments[number], process, token)
         process.watch(self._loop, lambda: self._host_ended(host))
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
@@ -309,25 +284,6 @@ class ClusterManager:
     def host_with(self, token: str) -> HostRecord | None:
         """The host that has this secret, and is not lost."""
         return self._by_token.get(token)
-
-    def starter(self, island: int) -> HostStarter | None:
-        """What starts the hosts of an island; None while the island's place is free."""
-        return self.processes if self.agents is None else self.agents.of(island)
-
-    def clock_ahead_ns(self, host: int) -> int:
-        """How far the clock of a host's machine is ahead of this one's, within half a round trip of its link."""
-        agent = None if self.agents is None else self.agents.of(self.topology.island_of(host))
-        return 0 if agent is None else int(agent.link.native.stats()["clock_ahead_ns"])
-
-    def agents_of_machines(self) -> Agents:
-        """The agents of other machines.
-
-        Raises:
-            ConnectError: all hosts are here.
-        """
-        if self.agents is None:
-            raise errors.ConnectError("no machine can join this cluster: its hosts are all on the controller's machine")
-        return self.agents
 
     def end_host(self, host: HostRecord) -> None:
         """Kills a host if it still runs, waits for its end, and closes what the controller holds of it."""
@@ -350,7 +306,7 @@ class ClusterManager:
         await self._startup_events.wait()
 
     def host_stage(self, host: HostRecord, report: pb.HostStage) -> None:
-        """A host reports a stage of its start. The cluster is ready when all hosts are."""
+        """A host reports a stage of its start."""
         if report.stage == Stage.HOST_READY and report.device_bytes:
             self.controller.set_budget(list(host.config.devices), report.device_bytes)
             known = self.topology.device_bytes
@@ -360,18 +316,24 @@ class ClusterManager:
         if host.stage >= Stage.HOST_READY:
             host.ready.set()
         self.announce(pb.StartupEvent(stage=report.stage, host=host.number, pid=host.process.pid, detail=report.detail))
-        if not self.ready and not self.done.done() and all(each.stage >= Stage.HOST_READY for each in self.hosts):
-            self.ready = True
-            for each in self.hosts:
-                each.is_served, each.opened_at = True, 0
-            self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
+        self._look_ready()
+
+    def _look_ready(self) -> None:
+        """The cluster is ready when all hosts are that are to be there."""
+        there = [host for host in self.hosts if not host.is_lost]
+        if self.ready or self.done.done() or any(host.stage < Stage.HOST_READY for host in there):
+            return
+        self.ready = True
+        for host in there:
+            host.is_served, host.opened_at = True, 0
+        self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
 
     def _start_timeout(self) -> None:
         if self.ready or self.done.done():
             return
-        late = [host for host in self.hosts if host.stage < Stage.HOST_READY]
+        late = [host for host in self.hosts if not host.is_lost and host.stage < Stage.HOST_READY]
         stages = ", ".join(f"{host.name}: {Stage.Stage.Name(host.stage)}" for host in late) or "the fork server"
-        report = late[0].exit_report() if late else self.processes.log_tail()
+        report = late[0].exit_report() if late else self.here.log_tail()
         limit = self.config.options.start_timeout_s
         self.fail(errors.ConnectError(f"the cluster was not ready after {limit:g} s; waiting for {stages}. {report}"))
 
@@ -454,11 +416,10 @@ class ClusterManager:
             host.process.kill()
         for host in left:
             self.end_host(host)
-        self.processes.end()
+        self.here.end()
         if self.controller is not None:
             self.controller.stop()
-        if self.agents is not None:
-            self.agents.close()
+        self.agents.close()
         if self._supervisor_fd >= 0 and is_readable(self._supervisor_fd):
             shutil.rmtree(self.config.directory, ignore_errors=True)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from pathways import errors
-from pathways.controller.agents import Agent
+from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.records import ClientRecord
@@ -34,12 +34,12 @@ LEAVE_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-    """What is drained: its name for people, its hosts, their island, and the agent that is to leave."""
+    """What is drained: its name for people, its hosts, their island, and the machine that is to leave."""
 
     name: str
     hosts: tuple[int, ...]
     island: int
-    agent: Agent | None = None
+    machine: AgentMachine | None = None
 
 
 class Draining:
@@ -84,8 +84,8 @@ class Draining:
         except BaseException:
             resources.set_drained(closed, False)
             raise
-        if target.agent is not None:
-            await self._let_go(target.agent)
+        if target.machine is not None:
+            await self._let_go(target.machine)
             resources.set_drained(target.hosts, False)  # whoever takes the place next is another machine
         return target.island
 
@@ -112,13 +112,8 @@ class Draining:
                     f"no island {request.island}: the cluster has islands 0..{len(topology.islands) - 1}"
                 )
             return _Target(f"island {request.island}", topology.islands[request.island], request.island)
-        if self._cluster.agents is None:
-            raise errors.ConnectError(
-                f"no machine {request.machine!r}: the hosts of this cluster are all on the controller's machine. Drain "
-                "a host or an island by its number"
-            )
-        agent = self._cluster.agents.called(request.machine)
-        return _Target(f"machine {request.machine}", topology.islands[agent.island], agent.island, agent)
+        machine = self._cluster.agents.called(request.machine)
+        return _Target(f"machine {request.machine}", machine.hosts, machine.island, machine)
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
@@ -195,18 +190,13 @@ class Draining:
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
-    async def _let_go(self, agent: Agent) -> None:
+    async def _let_go(self, machine: AgentMachine) -> None:
         """Asks a machine to leave, and returns when it has."""
-        agents = self._cluster.agents
-        assert agents is not None
-        agents.let_go(agent)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + LEAVE_S
-        while agents.of(agent.island) is agent:
-            if loop.time() >= end:
-                agents.lose(agent, "it was told to leave, and did not")
-                return
-            await self._cluster.unless_ended(asyncio.ensure_future(asyncio.sleep(LOOK_S)))
+        machine.let_go()
+        try:
+            await self._cluster.unless_ended(asyncio.ensure_future(machine.is_lost.wait()), LEAVE_S)
+        except TimeoutError:
+            machine.link.on_lost("it was told to leave, and did not")
 
 
 def _named(left: Mapping[int, str]) -> str:

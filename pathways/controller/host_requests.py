@@ -86,7 +86,7 @@ class HostRequests:
         Args:
             host: the host that gets them.
             request: may go to several hosts.
-            segments: by number, of the successors that have a segment there.
+            segments: by number, of the successors. A host gets those of its own machine.
             timeout_s: how long the host may take for all of them.
 
         Raises:
@@ -94,8 +94,9 @@ class HostRequests:
         """
         untaken: dict[int, str] = {}
         try:
-            for each in request.successors if segments and not host.is_lost else ():
-                host.process.hand_over({"kind": "peer", "peer": each.host}, segments[each.host])
+            for each in request.successors if not host.is_lost else ():
+                if each.has_segment:
+                    host.process.hand_over({"kind": "peer", "peer": each.host}, segments[each.host])
         except fd_passing.Closed:
             return {}
         except BlockingIOError:  # what it was not given must not be in the request: it would wait for the segments

@@ -4,9 +4,10 @@
 each other host gets one request with the successors of all of them, and answers once. So n islands that join at once
 cost about n requests, and not n * n. What begins while an exchange is under way takes part in the next one.
 
-    hosts share memory     The exchange waits until every other host has answered, and then starts the new hosts. A host
-                           has answered when it uses no old segment any more; old rings may hold half-written records.
-    hosts are linked       No memory is shared, and a record counts only between the epochs that both ends know. So the
+    on the same machine    Some of the new hosts share memory with others. The exchange waits until every other host has
+                           answered, and then starts the new hosts. A host has answered when it uses no old segment any
+                           more; old rings may hold half-written records.
+    on other machines      No memory is shared, and a record counts only between the epochs that both ends know. So the
                            new hosts start at once, and the answers come meanwhile.
 
 Invariants:
@@ -118,13 +119,14 @@ class Introductions:
         return [start for start in waiting if not start.island.failed_starts]
 
     async def _exchange(self, starts: Sequence[Start]) -> None:
-        cluster = self._cluster
-        others = [host for host in cluster.hosts if not host.is_lost]
+        placement = self._cluster.placement
+        others = [host for host in self._cluster.hosts if not host.is_lost]
         for start in starts:
-            start.segments = {number: cluster.new_segment(number) for number in start.island.hosts}
+            start.segments = {number: placement.of(number).new_segment(number) for number in start.island.hosts}
         introduced = asyncio.gather(*self._introductions(others, starts))
         try:
-            if cluster.agents is None:
+            new = placement.machines(host for start in starts for host in start.segments)
+            if any(placement.of(other.number) in new for other in others):
                 await introduced
             await self._launch([start for start in starts if not start.is_over])
             await introduced
@@ -143,31 +145,31 @@ class Introductions:
         number of the loss. Any other host gets 0, and replaces them at once.
         """
         segments = {host: each for start in starts for host, each in start.segments.items()}
-        handed = segments if self._cluster.agents is None else {}
-        machine_of = self._cluster.topology.machine_of
-        shared = {machine_of(host) for host in segments}  # machines of new hosts, where others may be too
-        made: dict[tuple[int, tuple[int, ...]], pb.ReplacePeers] = {}  # hosts that are told the same share it
+        where = self._cluster.where
+        shared = {each for host in segments for each in where(host)}  # where others may be too
+        made: dict[Any, pb.ReplacePeers] = {}  # hosts that are told the same share it
         found = []
         for other in others:
             losses = tuple(start.island.loss if 0 <= other.opened_at < start.island.loss else 0 for start in starts)
-            machine = other.config.machine if other.config.machine in shared else -1
-            if (machine, losses) not in made:
-                successors = self._successors(machine, starts, losses)
-                made[machine, losses] = pb.ReplacePeers(successors=successors)
-            found.append(self._introduce(other, starts, made[machine, losses], handed))
+            here = tuple(each if each in shared else None for each in where(other.number))
+            if (here, losses) not in made:
+                successors = self._successors(here, starts, losses)
+                made[here, losses] = pb.ReplacePeers(successors=successors)
+            found.append(self._introduce(other, starts, made[here, losses], segments))
         return found
 
-    def _successors(self, machine: int, starts: Sequence[Start], losses: Sequence[int]) -> list[pb.Successor]:
-        """The hosts of new islands, for the hosts of a machine; -1: of any machine that has none of them."""
+    def _successors(self, here: tuple[Any, ...], starts: Sequence[Start], losses: Sequence[int]) -> list[pb.Successor]:
+        """The hosts of new islands, for a host that is `here`: see `ClusterManager.where`; None: none of them is."""
         cluster = self._cluster
-        machine_of = cluster.topology.machine_of
         return [
             pb.Successor(
                 host=host,
                 loss=loss,
-                stream=cluster.stream_of(host, start.incarnation) if machine_of(host) != machine else "",
+                stream=cluster.placement.of(host).stream_of(host, start.incarnation)
+                if cluster.where(host) != here
+                else "",
                 epoch=start.incarnation,
-                has_segment=cluster.agents is None,
+                has_segment=cluster.placement.of(host) is here[0],
             )
             for start, loss in zip(starts, losses, strict=True)
             for host in start.island.hosts
@@ -207,14 +209,11 @@ class Introductions:
 
     async def _launch_island(self, start: Start, peers: Peers) -> None:
         cluster, island = self._cluster, start.island
-        starter = cluster.starter(island.number)
-        if starter is None:
-            raise errors.HostLostError("its machine is lost")
-        await starter.ready(cluster.config.options.start_timeout_s)
+        for machine in dict.fromkeys(map(cluster.placement.of, island.hosts)):
+            await machine.ready(cluster.config.options.start_timeout_s)
         if start.is_over:
             return
         island.incarnation = start.incarnation
-        cluster.start_coordinator(island.number, island.incarnation)
         hosts = []
         for number in island.hosts:
             cluster.hosts[number] = cluster.start_host(

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
-from pathways.controller.host_starter import NoProcess
-from pathways.controller.log_sources import OWN, LogsHere, LogSource, NoSuchLog
+from pathways.controller.log_sources import OWN, LogSource, NoSuchLog
+from pathways.controller.machines import NoProcess
 from pathways.process.log_files import LogPiece
 from pathways.protocol import control_pb2 as pb
 
@@ -28,7 +28,6 @@ class Logs:
 
     def __init__(self, cluster: ClusterManager) -> None:
         self._cluster = cluster
-        self._here = LogsHere(cluster.config.directory)
 
     async def read(self, request: pb.LogsRequest) -> AsyncGenerator[pb.LogPart, None]:
         """The last lines that were asked for, and what is written from then on, if it is followed.
@@ -38,11 +37,11 @@ class Logs:
         """
         match request.WhichOneof("what"):
             case "host":
-                log: _Log = _HostLog(self._cluster, self._here, request)
+                log: _Log = _HostLog(self._cluster, request)
             case "machine":
-                log = _OwnLog(self._cluster.agents_of_machines().called(request.machine).logs)
+                log = _OwnLog(self._cluster.agents.called(request.machine).logs)
             case _:
-                log = _OwnLog(self._here)
+                log = _OwnLog(self._cluster.here.logs)
         piece = await log.piece(-1, min(request.lines, _MOST_LINES))
         size = piece.size
         while request.follow or piece.data:
@@ -82,22 +81,16 @@ class _OwnLog:
 class _HostLog:
     """The log of a host: of its last start, and if that is followed, of those that come after it; or of another one."""
 
-    def __init__(self, cluster: ClusterManager, here: LogSource, request: pb.LogsRequest) -> None:
+    def __init__(self, cluster: ClusterManager, request: pb.LogsRequest) -> None:
         if not 0 <= request.host < cluster.topology.hosts:
             raise errors.ConnectError(
                 f"there is no host {request.host}: this cluster has the hosts 0 to {cluster.topology.hosts - 1}"
             )
         self._cluster = cluster
-        self._here = here
         self._host = request.host
-        self._first = 0 if cluster.agents is None else 1  # the incarnation of the first start
         self._is_last = not request.HasField("restart")
-        self._incarnation = self._current() if self._is_last else self._first + request.restart
-
-    @property
-    def restart(self) -> int:
-        """How often the host had been started again when the log began."""
-        return self._incarnation - self._first
+        #: How often the host had been started again when the log began.
+        self.restart = self._current() if self._is_last else request.restart
 
     def _current(self) -> int:
         return self._cluster.hosts[self._host].incarnation
@@ -105,9 +98,9 @@ class _HostLog:
     async def piece(self, offset: int, lines: int) -> LogPiece:
         """See `LogSource.piece`."""
         try:
-            return await self._source().piece(self._host, self._incarnation, offset, lines)
+            return await self._source().piece(self._host, self.restart, offset, lines)
         except NoSuchLog as error:
-            there = ", ".join(str(each - self._first) for each in error.incarnations) or "none"
+            there = ", ".join(map(str, error.incarnations)) or "none"
             raise errors.ConnectError(
                 f"there is no log of host {self._host} after {self.restart} restarts where the host is; there are "
                 f"those after so many restarts: {there}"
@@ -115,17 +108,15 @@ class _HostLog:
 
     def is_begun_anew(self) -> bool:
         """See `_OwnLog`."""
-        if not self._is_last or self._current() <= self._incarnation:
+        if not self._is_last or self._current() <= self.restart:
             return False
-        self._incarnation = self._current()
+        self.restart = self._current()
         return True
 
     def _source(self) -> LogSource:
-        if self._cluster.agents is None:
-            return self._here
+        if (logs := self._cluster.placement.of(self._host).logs) is not None:
+            return logs
         island = self._cluster.topology.island_of(self._host)
-        if (agent := self._cluster.agents.of(island)) is not None:
-            return agent.logs
         host = self._cluster.hosts[self._host]
         if isinstance(host.process, NoProcess):
             raise errors.ConnectError(f"host {self._host} has no log: no machine has joined as island {island} as yet")

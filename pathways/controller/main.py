@@ -16,7 +16,7 @@ import signal
 import sys
 
 from pathways import errors
-from pathways.controller.agents import Agents, open_port
+from pathways.controller.agents import open_port
 from pathways.controller.auto_suspend import AutoSuspension
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
@@ -73,7 +73,7 @@ async def run(config: ControllerConfig) -> int:
 
 def _port(config: ControllerConfig, cluster: ClusterManager, client_manager: ClientManager) -> Port | None:
     """Where other machines come in; None: nowhere."""
-    if cluster.agents is None:
+    if not config.listen:
         return None
     clients = FarClients(
         cluster.native,
@@ -91,23 +91,20 @@ def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[Con
     """The server for this machine, and the one for hosts and agents on others."""
     add_controller = functools.partial(rpc.add_ControllerServicer_to_server, ControllerService(client_manager))
     add_hosts = functools.partial(rpc.add_HostsServicer_to_server, HostsService(client_manager))
-    connections = client_manager.connections
+    connections, agents = client_manager.connections, cluster.agents
 
-    def is_known(token: str) -> bool:
+    def is_near(token: str) -> bool:
         return connections.knows(token) or cluster.host_with(token) is not None
 
-    near = ControlServer(cluster.near_path, wire.CHANNEL_OPTIONS, [add_controller, add_hosts], is_known)
-    if cluster.agents is not None:
-        add_agents = functools.partial(agent_rpc.add_AgentsServicer_to_server, AgentsService(cluster.agents))
-        known = functools.partial(_is_of_a_machine, cluster, cluster.agents)
-        return [near, ControlServer(cluster.far_path, wire.LINKED_OPTIONS, [add_agents, add_hosts], known)]
-    if cluster.config.options.machines > 1:
-        return [near, ControlServer(cluster.far_path, wire.FAR_OPTIONS, [add_hosts], is_known)]
-    return [near]
+    def is_of_a_machine(token: str) -> bool:
+        return agents.knows(token) or cluster.host_with(token) is not None
 
-
-def _is_of_a_machine(cluster: ClusterManager, agents: Agents, token: str) -> bool:
-    return agents.knows(token) or cluster.host_with(token) is not None
+    near = ControlServer(cluster.near_path, wire.CHANNEL_OPTIONS, [add_controller, add_hosts], is_near)
+    if not any(cluster.topology.machines):
+        return [near]
+    add_agents = functools.partial(agent_rpc.add_AgentsServicer_to_server, AgentsService(agents))
+    options = wire.LINKED_OPTIONS if cluster.config.listen else wire.FAR_OPTIONS
+    return [near, ControlServer(cluster.far_path, options, [add_agents, add_hosts], is_of_a_machine)]
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.controller.host_starter import StartedHost
+from pathways.controller.machines import StartedHost
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit
@@ -84,7 +84,7 @@ class Island:
     number: int
     hosts: tuple[int, ...]
     is_up: bool = True
-    incarnation: int = 0
+    incarnation: int = 0  # -1: it was never started
     failed_starts: int = 0  # in a row
     loss: int = 0  # the number of the island's last loss, counted over the cluster
     predecessor_failure: str = ""  # the failure reason of that loss

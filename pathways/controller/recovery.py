@@ -8,11 +8,13 @@ island are lost with it. The controller then starts the island again. States of 
                       are notified of the loss in the order.
     lost -> starting  Every other host maps the new segments, because the old rings may hold half-written records. Then
                       the controller starts new processes, with a coordination service of their own. Hosts on other
-                      machines share no rings, and start at once (`introductions.py`).
+                      machines share no rings, and start at once (`introductions.py`). An island whose places are not
+                      all filled waits until they are (`machines.py`).
     starting -> up    The new hosts are ready, and know every client and every living program. Every other host knows
                       them. Then the controller opens the order to them.
     starting -> lost  A host ended, or was not ready in time. The controller tries again. After `MOST_FAILED_STARTS`
-                      failures in a row the cluster fails.
+                      failures in a row the island's machine counts as useless: another machine is lost, and its places
+                      are free. Without its own machine the controller can do nothing, so the cluster fails.
 
 While an island is lost or starting, the clients' work for it waits in the order, and no host reads it. Slices, groups
 and programs stay as they are. Everything here runs on the controller's event loop.
@@ -23,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
+from collections.abc import Sequence
 
 from pathways import errors
 from pathways.controller.client_manager import ClientManager
@@ -45,18 +48,14 @@ class Islands:
         self._introductions = Introductions(cluster, client_manager.requests)
         cluster.on_host_ended = self._host_ended
         cluster.on_places_open = self._open_places
-        if cluster.agents is not None:
-            cluster.agents.on_joined = self._joined
+        cluster.agents.on_joined = self._joined
         cluster.on_end.append(self._stop)
-        self._watching: asyncio.Task[None] | None = None
-        if cluster.agents is None:  # else the agents watch their hosts
-            watch = Pulses(cluster.native.pulse_of).watch(self._hosts_here, self._silent)
-            self._watching = asyncio.get_running_loop().create_task(watch)
+        watch = Pulses(cluster.native.pulse_of).watch(self._hosts_here, self._silent)
+        self._watching = asyncio.get_running_loop().create_task(watch)
 
     def _stop(self, failure: errors.PathwaysError) -> None:
         self._introductions.stop()
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watching.cancel()
         for island in self.islands:
             if island.task is not None:
                 island.task.cancel()
@@ -64,24 +63,29 @@ class Islands:
     # -- islands that agents bring -----------------------------------------------------------------------------------
 
     def _open_places(self) -> None:
-        """Makes each island one that is lost, and that no agent has brought yet."""
+        """Makes each island that has free places one that is lost, and that no agent has brought yet."""
         for island in self.islands:
-            self._leave_order(island, f"island {island.number} has not joined yet")
-            self.cluster.resources.set_missing(island.number, "no machine has joined as yet")
+            if not self.cluster.placement.are_filled(island.hosts):
+                island.incarnation = -1
+                self._leave_order(island, f"island {island.number} has not joined yet")
+                self.cluster.resources.set_missing(island.number, "no machine has joined as yet")
 
-    def _joined(self, number: int) -> None:
-        """An agent has brought the hosts of an island."""
-        island = self.islands[number]
-        if not self.cluster.done.done():
-            if island.task is not None:  # a start by the place's last agent, which is lost
-                island.task.cancel()
-            island.failed_starts = 0
-            island.task = asyncio.get_running_loop().create_task(self._start(island))
+    def _joined(self, hosts: Sequence[int]) -> None:
+        """An agent has taken the places of these hosts."""
+        for number in sorted({self.cluster.topology.island_of(host) for host in hosts}):
+            island = self.islands[number]
+            if self.cluster.placement.are_filled(island.hosts) and not self.cluster.done.done():
+                if island.task is not None:  # a start by the place's last agent, which is lost
+                    island.task.cancel()
+                island.failed_starts = 0
+                island.task = asyncio.get_running_loop().create_task(self._start(island))
 
     # -- up, starting -> lost ----------------------------------------------------------------------------------------
 
     def _hosts_here(self) -> list[HostRecord]:
-        return [host for host in self.cluster.hosts if not host.is_lost]
+        """Those of other machines are watched by their agents."""
+        machine_of = self.cluster.placement.of
+        return [host for host in self.cluster.hosts if not host.is_lost and machine_of(host.number).shares_memory]
 
     def _silent(self, host: HostRecord, why: str) -> None:
         """Kills a host that is stopped or frozen; its end is then seen as that of any other (END-1)."""
@@ -111,19 +115,12 @@ class Islands:
         else:
             island.failed_starts += 1
             if island.failed_starts == MOST_FAILED_STARTS:
-                if self.cluster.agents is not None:
-                    self.cluster.agents.lose_island(island.number, f"its hosts do not start. {exit_report}")
-                    return
-                self.cluster.fail(
-                    errors.HostLostError(
-                        f"{exit_report}\nIsland {island.number} could not be started again, {MOST_FAILED_STARTS} times "
-                        "in a row; the cluster has ended with it; connect again."
-                    )
-                )
-                return
-        if self.cluster.starter(island.number) is None:  # it waits for an agent: see `_joined`
+                why = f"Island {island.number} could not be started again, {MOST_FAILED_STARTS} times in a row"
+                for machine in self.cluster.placement.machines(island.hosts):
+                    machine.cannot_start(f"{exit_report}\n{why}")
+        if not self.cluster.placement.are_filled(island.hosts):  # it waits for an agent: see `_joined`
             self.cluster.resources.set_missing(island.number, "is lost, with its machine")
-        else:
+        elif not self.cluster.done.done():
             island.task = asyncio.get_running_loop().create_task(self._start(island))
 
     def _leave_order(self, island: Island, why: str) -> None:

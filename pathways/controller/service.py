@@ -260,9 +260,8 @@ class ControllerService(rpc.ControllerServicer):
             reply.device_load.extend(self._cluster.resources.device_load())
             pid, counters = os.getpid(), self._cluster.controller.stats()
             reply.controller.MergeFrom(pb.ControllerStats(pid=pid, resident_bytes=resident_bytes(pid), **counters))
-            if (agents := self._cluster.agents) is not None:
-                reply.port = agents.port
-                reply.machines.extend(agents.stats())
+            reply.port = self._cluster.agents.port
+            reply.machines.extend(self._cluster.agents.stats())
             counts = await self._client_manager.host_counts()
         drained = self._cluster.resources.drained
         for host, counted in zip(self._cluster.hosts, counts, strict=True):
@@ -270,11 +269,11 @@ class ControllerService(rpc.ControllerServicer):
                 host=host.number,
                 island=topology.island_of(host.number),
                 pid=host.process.pid,
-                resident_bytes=0 if self._cluster.agents is not None else resident_bytes(host.process.pid),
+                resident_bytes=host.process.resident_bytes(),
                 machine=topology.machine_of(host.number),
                 devices=host.config.devices,
                 counts=counted,
-                restarts=max(0, host.incarnation - (self._cluster.agents is not None)),  # the first one is no restart
+                restarts=max(0, host.incarnation),
                 state=host.state,
                 is_drained=host.number in drained,
             )

@@ -193,7 +193,7 @@ class Tracing:
             return _missing(host)
         part = report.traced
         part.host = host.number
-        part.clock_ahead_ns = self._cluster.clock_ahead_ns(host.number)
+        part.clock_ahead_ns = self._cluster.placement.of(host.number).clock_ahead_ns()
         return part
 
     def _about(self, own: set[int] | None) -> pb.TracePart:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.process import fd_passing, log_files
-from pathways.process.children import describe_exit, log_tail
+from pathways.process.children import describe_exit, log_tail, resident_bytes
 from pathways.process.config import HostConfig, dump
 from pathways.process.supervisor import adopt_orphans, reap_orphans
 
@@ -110,6 +110,10 @@ class HostProcess:
     def log_tail(self) -> str:
         """The last lines of its log."""
         return log_tail(self._log_path)
+
+    def resident_bytes(self) -> int:
+        """See `children.resident_bytes`."""
+        return resident_bytes(self.pid)
 
 
 class HostProcesses:

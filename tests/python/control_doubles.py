@@ -59,6 +59,26 @@ def bell_segment() -> Segment:
     return Segment.create("pathways-bell", 4096)
 
 
+class LinkHub:
+    """`_native.LinkHub` of a cluster that no link comes to."""
+
+    def add_group(self, group: int, hosts: list[int]) -> None:
+        pass
+
+    def add_client(self, client: int, segment: Segment, link: object = None) -> None:
+        pass
+
+    def remove_client(self, client: int) -> None:
+        pass
+
+
+class LinkPool:
+    """`_native.LinkPool` without a link."""
+
+    def wake(self) -> None:
+        pass
+
+
 def host_segment(host: int, hosts: int, ring_bytes: int, arena_bytes: int, *_: int) -> Segment:
     return Segment.create(f"pathways-host-{host}", ring_bytes + arena_bytes)
 

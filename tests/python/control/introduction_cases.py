@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import os
 import pathlib
-import types
+from collections.abc import Sequence
 from typing import Any
 
 import control_doubles
@@ -101,18 +101,44 @@ class Host:
     def log_tail(self) -> str:
         return ""
 
+    def resident_bytes(self) -> int:
+        return 0
+
 
 class Machine:
-    """What starts hosts: an agent, or the controller's own machine."""
+    """Another machine, or the controller's."""
 
-    def __init__(self, world: World) -> None:
+    logs = None
+
+    def __init__(self, world: World, *, hosts: Sequence[int] = (), shares_memory: bool = False) -> None:
+        """`hosts`: those that it brings when it joins."""
         self._world = world
+        self.hosts = hosts
+        self.shares_memory = shares_memory
+        self.given_up = 0
+
+    def new_segment(self, host: int) -> Any:
+        return control_doubles.host_segment(host, self._world.cluster.topology.hosts, 1 << 12, 0)
+
+    def stream_of(self, host: int, incarnation: int) -> str:
+        return f"m{self.hosts[0]}@10.0.0.1:{5000 + host}" if self.hosts else f"unix:/stream-{host}"
+
+    def clock_ahead_ns(self) -> int:
+        return 0
+
+    def cannot_start(self, why: str) -> None:
+        self.given_up += 1
+        self._world.agents.leave(self)
 
     async def ready(self, timeout_s: float | None = None) -> None:
         await self._world.can_launch.wait()
         await asyncio.sleep(0)
 
-    def launch(self, config: HostConfig, token: str, segment: Any) -> Host:
+    def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> Host:
+        if self.shares_memory:
+            config = dataclasses.replace(
+                config, segment_fds=tuple(-1 if each is None else each.fd for each in segments)
+            )
         if self._world.ways[config.host].cannot_start:
             raise OSError("no room for it")
         host = Host(self._world, config)
@@ -127,59 +153,66 @@ class Machine:
 
 
 class Agents:
-    """The machines of a cluster that listens."""
-
-    hub = types.SimpleNamespace(add_group=lambda *_: None)
+    """The machines that join, by the first of their hosts' islands."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.machines: dict[int, Machine] = {}
-        self.on_joined: Any = None
-        self.given_up: list[int] = []
-
-    def of(self, island: int) -> Machine | None:
-        return self.machines.get(island)
-
-    def stream_of(self, host: int) -> str:
-        island = self._world.cluster.topology.island_of(host)
-        return f"m{island}@10.0.0.1:{5000 + host}" if island in self.machines else ""
-
-    def lose_island(self, island: int, why: str) -> None:
-        self.given_up.append(island)
-        self.lose(island)
 
     def join(self, *islands: int) -> None:
+        """A machine for each of these islands."""
         for island in islands:
-            self.machines[island] = Machine(self._world)
-            self.on_joined(island)
+            self.machines[island] = self.bring(*self._world.cluster.topology.islands[island])
+
+    def bring(self, *hosts: int) -> Machine:
+        """A machine with these hosts."""
+        machine = Machine(self._world, hosts=hosts)
+        self._world.cluster.placement.fill(hosts, machine)
+        self._world.cluster.agents.on_joined(hosts)
+        return machine
 
     def lose(self, island: int) -> None:
-        """The machine's link breaks."""
-        del self.machines[island]
-        for host in self._world.cluster.hosts:
-            if self._world.cluster.topology.island_of(host.number) == island and isinstance(host.process, Host):
-                host.process.die()
+        """The link of an island's machine breaks."""
+        self.leave(self.machines.pop(island))
+
+    def leave(self, machine: Machine) -> None:
+        """The link of a machine breaks."""
+        self._world.cluster.placement.free(machine)
+        for number in machine.hosts:
+            process = self._world.cluster.hosts[number].process
+            if isinstance(process, Host):
+                process.die()
 
 
 class World:
-    """The cluster. Make it on a running loop. `far`: it listens, and machines bring its hosts; else all are here."""
+    """The cluster. Make it on a running loop. `far`: machines bring its hosts; else all are here. `here`: so many
+    islands are here, machines bring the others.
+    """
 
-    def __init__(self, folder: pathlib.Path, islands: int, hosts: int = 1, *, far: bool, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        islands: int,
+        hosts: int = 1,
+        *,
+        far: bool = False,
+        here: int | None = None,
+        **options: Any,
+    ) -> None:
         sizes = ClusterOptions(islands, hosts, 1, **{"start_timeout_s": 20.0, **SMALL, **options})
-        config = ControllerConfig(sizes, "cpu", str(folder), os.getpid(), -1, -1, "somewhere" if far else "")
+        config = ControllerConfig(sizes, "cpu", str(folder), os.getpid(), -1, -1, "somewhere")
         self.launched: list[Host] = []
         self.can_launch = asyncio.Event()  # not set: what starts hosts is not ready
         self.can_launch.set()
         self.ways = [Ways() for _ in range(sizes.hosts)]
-        self.cluster = cluster = ClusterManager(config, control_doubles)
-        cluster.segment = control_doubles.controller_segment()
-        cluster._segments = [cluster.new_segment(number) for number in range(sizes.hosts)]
-        cluster.controller = control_doubles.Controller(cluster.segment, cluster._segments)
-        cluster.start_coordinator = lambda island, incarnation: None  # type: ignore[method-assign]
-        cluster.processes = Machine(self)  # type: ignore[assignment]
+        filled = hosts * (0 if far else islands if here is None else here)
+        self.cluster = cluster = ClusterManager(config, control_doubles, filled)
         self.agents = Agents(self)
-        if far:
-            cluster.agents = self.agents  # type: ignore[assignment]
+        self.here = Machine(self, shares_memory=True)
+        cluster.here = self.here  # type: ignore[assignment]
+        cluster.placement.fill(range(filled), self.here)
+        cluster.hosts = [cluster._absent(number) for number in range(sizes.hosts)]
+        cluster.controller = control_doubles.Controller(cluster.segment, [host.segment for host in cluster.hosts])
         self.clients = ClientManager(cluster)
         self.islands = Islands(cluster, self.clients)
         for ways in self.ways:
@@ -223,3 +256,4 @@ class World:
             asyncio.get_running_loop().remove_reader(connection.fileno())
             connection.close()
         os.close(self.clients.connections._pidfd)
+        self.cluster.agents.close()

@@ -206,10 +206,10 @@ def test_an_agent_gets_the_configuration_of_its_host() -> None:
     host = HostConfig(3, options, "cpu", incarnation=2, predecessor_failure="lost", predecessor_client=5, machine=2)
     host = dataclasses.replace(host, streams=("a@h:1", "", None, None, "", "b@h:2"), epochs=(3, -1, 2, 2, -1, 0))
     request = island.start_of(host, "secret")
-    assert request.token == "secret" and island.config_of(request, options, "cpu") == host
+    assert request.token == "secret" and island.config_of(request, options, "cpu", [2, 3]) == host
     assert [peer.host for peer in request.peers] == [0, 5], "hosts that are not there take no bytes"
     alone = HostConfig(0, ClusterOptions(1, 1, 1, "cpu"), "cpu", machine=1, streams=(None,), epochs=(0,))
-    assert island.config_of(island.start_of(alone, ""), alone.options, "cpu") == alone
+    assert island.config_of(island.start_of(alone, ""), alone.options, "cpu", [0]) == alone
 
 
 # -- descriptors ---------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ SOCKET_ROOMS = (
     "benchmarks/rivals/",
     "pathways/host/stream_sockets.py",  # opens streams
 )
+MODE = re.compile(r"\bagents is (?:not )?None\b")
 LONGEST_HEADER = 250  # lines: what a reader takes in as one thing
 LONGEST_FILE = 500
 TOP = "pathways"  # pathways/__init__.py and __main__.py: may use everything
@@ -285,6 +286,17 @@ def socket_waiters(root: pathlib.Path) -> Iterator[str]:
                 yield f"{name}:{number} waits for a socket: expected a Connection of pathways/transport/connection.py"
 
 
+def asked_modes(root: pathlib.Path) -> Iterator[str]:
+    """Lines that ask whether a whole cluster has agents: where a host runs is the affair of its machine."""
+    for path in sorted((root / "pathways").rglob("*.py")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if MODE.search(line):
+                yield (
+                    f"{path.relative_to(root)}:{number} asks whether the cluster has agents: expected a method of the "
+                    "host's machine (pathways/controller/machines.py)"
+                )
+
+
 @pytest.fixture(scope="module")
 def page(root: pathlib.Path) -> str:
     return (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -344,6 +356,11 @@ def test_only_one_file_of_the_core_reads_the_clock(root: pathlib.Path) -> None:
 
 def test_one_loop_serves_all_sockets(root: pathlib.Path) -> None:
     faults = list(socket_waiters(root))
+    assert not faults, "\n".join(faults)
+
+
+def test_nobody_asks_whether_a_cluster_has_agents(root: pathlib.Path) -> None:
+    faults = list(asked_modes(root))
     assert not faults, "\n".join(faults)
 
 
@@ -460,6 +477,12 @@ def test_a_thread_that_waits_for_a_socket_is_found(tmp_path: pathlib.Path) -> No
         f"pathways/host/a.py:{line} waits for a socket: expected a Connection of pathways/transport/connection.py"
         for line in (1, 3)
     ]
+
+
+def test_a_mode_of_a_cluster_is_found(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pathways").mkdir()
+    (tmp_path / "pathways/a.py").write_text("if self.agents is not None:\n    x = 1 if agents is None else 2\n")
+    assert [fault.partition(" ")[0] for fault in asked_modes(tmp_path)] == ["pathways/a.py:1", "pathways/a.py:2"]
 
 
 def test_a_stale_reference_is_found(tmp_path: pathlib.Path) -> None:

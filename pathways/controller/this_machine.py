@@ -1,0 +1,88 @@
+"""The controller's own machine: hosts that it starts by its fork server, and that share memory with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pathways import errors
+from pathways.controller.log_sources import LogsHere
+from pathways.process import environment, log_files
+from pathways.process.config import ControllerConfig, HostConfig
+from pathways.process.host_processes import HostProcess, HostProcesses
+
+
+class ThisMachine(HostProcesses):
+    """See `machines.Machine`. Belongs to the main thread: see `HostProcesses`."""
+
+    shares_memory = True
+
+    def __init__(self, config: ControllerConfig, native: Any, fail: Callable[[errors.PathwaysError], object]) -> None:
+        """Starts nothing yet. `fail` ends the cluster."""
+        self._options = config.options
+        self._platform = config.platform
+        self._directory = config.directory
+        self._native = native
+        self._fail = fail
+        self._coordinators: dict[int, tuple[str, Any]] = {}  # by island: address and service of its present group
+        self.logs = LogsHere(config.directory)
+        super().__init__(
+            "pathways.host.main:main",
+            self._options.host_modules,
+            environment.host_environment(self._options, self._platform, 0, os.environ),
+            os.path.join(self._directory, "logs", "fork-server.log"),
+        )
+
+    def begin(self, islands: Iterable[int]) -> None:
+        """Starts what the first hosts of islands need; the fork server goes on with its imports meanwhile."""
+        self.start()
+        for island in islands:
+            self._coordinator(island, 0)
+
+    def new_segment(self, host: int) -> Any:
+        """See `Machine`."""
+        sizes = self._options
+        return self._native.host_segment(host, sizes.hosts, sizes.host_ring_bytes, sizes.host_arena_bytes)
+
+    def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> HostProcess:
+        """See `Machine`."""
+        config = dataclasses.replace(
+            config,
+            coordinator=self._coordinator(self._options.island_of_hosts[config.host], config.incarnation),
+            segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
+        )
+        log_path = log_files.host_log(self._directory, config.host, config.incarnation)
+        env = environment.host_environment(self._options, self._platform, config.host, os.environ)
+        return self.start_host(config, env, log_path, token)
+
+    def _coordinator(self, island: int, incarnation: int) -> str:
+        """Where an incarnation of an island's group finds its coordination service; empty: it needs none.
+
+        The first host of an incarnation gets a new service, and the old one ends, so that no state of it remains.
+        """
+        size = self._options.hosts_per_island
+        if size == 1:
+            return ""
+        address = f"unix:{self._directory}/island-{island}-{incarnation}.sock"
+        old_address, old = self._coordinators.get(island, ("", None))
+        if address != old_address:
+            from pathways._jaxlib.coordination import start_service, stop_service
+
+            if old is not None:
+                stop_service(old)
+            self._coordinators[island] = (address, start_service(address, size))
+        return address
+
+    def stream_of(self, host: int, incarnation: int) -> str:
+        """See `Machine`. For hosts that behave as if they were on another machine: see `LocalCluster.machines`."""
+        return f"unix:{self._directory}/stream-{host}-{incarnation}.sock"
+
+    def clock_ahead_ns(self) -> int:
+        """See `Machine`."""
+        return 0
+
+    def cannot_start(self, why: str) -> None:
+        """Ends the cluster: no other machine takes the place of this one."""
+        self._fail(errors.HostLostError(f"{why}; the cluster has ended with it; connect again."))
