@@ -80,29 +80,41 @@ void register_controller(py::module_& m) {
            }),
            "weight"_a = 1.0, "priority"_a = 0, "memory"_a = 0, "waits"_a = false, "runs"_a = 0, "bytes"_a = 0);
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
-                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, py::object status,
-                       PolicyKind policy, uint32_t devices, bool asks_for_room, std::shared_ptr<LinkPool> pool) {
-             ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
-             return std::make_unique<BoundController>(
-                 Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
-                 Controller::Options{.window = window,
-                                     .budgets = std::move(budgets),
-                                     .spaces = std::move(spaces),
-                                     .devices = devices,
-                                     .knows_plans = true,
-                                     .policy = policy,
-                                     .asks_for_room = asks_for_room,
-                                     .readers = readers});
-           }),
-           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-           "spaces"_a = std::vector<std::string>{}, "status"_a = py::none(), "policy"_a = PolicyKind::kFifo,
-           "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "pool"_a = nullptr,
-           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-           "transfers. `status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
-           "`pool`: all hosts are on other machines, and its links read the rings to them.")
+      .def(
+          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
+                      std::vector<std::string> spaces, py::object status, PolicyKind policy, uint32_t devices,
+                      bool asks_for_room, bool ends_hosts_with_faults, std::shared_ptr<LinkPool> pool) {
+            ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
+            return std::make_unique<BoundController>(
+                Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
+                Controller::Options{.window = window,
+                                    .budgets = std::move(budgets),
+                                    .spaces = std::move(spaces),
+                                    .devices = devices,
+                                    .knows_plans = true,
+                                    .policy = policy,
+                                    .asks_for_room = asks_for_room,
+                                    .readers = readers,
+                                    .ends_hosts_with_faults = ends_hosts_with_faults});
+          }),
+          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+          "spaces"_a = std::vector<std::string>{}, "status"_a = py::none(), "policy"_a = PolicyKind::kFifo,
+          "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "ends_hosts_with_faults"_a = false, "pool"_a = nullptr,
+          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+          "transfers. `status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
+          "`ends_hosts_with_faults`: who starts the hosts calls `take_faults`. `pool`: all hosts are on other "
+          "machines, "
+          "and its links read the rings to them.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
+      .def(
+          "take_faults",
+          [](BoundController& c) {
+            std::vector<std::pair<uint32_t, std::string>> found;
+            for (auto& fault : c.take_faults()) found.emplace_back(fault.host, std::move(fault.what));
+            return found;
+          },
+          "By host: what made no sense, since the last call. Nothing more of these hosts is read.")
       .def("set_budget", &Controller::set_budget, "spaces"_a, "bytes"_a, unlocked, "Bytes on each of these spaces.")
       .def(
           "set_plan_memory",

@@ -122,6 +122,8 @@ class Controller {
   /// this loss; the surviving hosts are notified in the order (host/losses.cc). Throws Error(kInvalid) for a host that
   /// is lost already.
   uint64_t lose_hosts(std::vector<uint32_t> hosts, std::string text);
+  /// See HostRings. Any thread.
+  std::vector<HostRings::Fault> take_faults() { return hosts_.take_faults(); }
   /// The successor of a lost host takes part from now on, with a block of its own. When this returns, nobody uses the
   /// old block. Throws Error(kInvalid) for a host that is not lost.
   void restore_host(uint32_t host, const HostView& block);

@@ -374,16 +374,20 @@ uint32_t Inbox::drain_hosts() {
 }
 
 uint32_t Inbox::drain_host(uint32_t index) {
-  if (hosts_.is_lost(index)) return 0;
+  if (hosts_.is_lost(index) || hosts_.has_fault(index)) return 0;
   ByteRing::Consumer& ring = hosts_.from_host(index);
   uint32_t done = 0;
-  for (; done < kBatch; ++done) {
-    const std::span<const std::byte> bytes = ring.try_take(host_record_);
-    if (bytes.empty()) break;
-    take(index, bytes);
-    ring.pop();
+  try {
+    for (; done < kBatch; ++done) {
+      const std::span<const std::byte> bytes = ring.try_take(host_record_);
+      if (bytes.empty()) break;
+      take(index, bytes);
+      ring.pop();
+    }
+    if (done != 0) ring.release();
+  } catch (const Error& error) {  // FAULT-1: `take` has applied nothing of the record, or the ring is corrupt (RING-5)
+    hosts_.fault(index, error.what());
   }
-  if (done != 0) ring.release();
   grants_.settle_times();
   return done;
 }
@@ -414,6 +418,8 @@ void Inbox::take(uint32_t index, std::span<const std::byte> bytes) {
     const auto record = read_record<FailedRecord>(bytes);
     ClientState* client = clients_.find(header.client);
     if (client == nullptr || !Handle{record.handle}.valid() || Handle{record.handle}.is_hidden()) return;
+    const HandleTable::Entry* entry = client->handles.find(Handle{record.handle});
+    if (entry == nullptr || !std::ranges::binary_search(grants_.hosts_of(entry->group), index)) return;  // SPEAK-1
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
     clients_.tell(*client, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
   } else {

@@ -8,8 +8,10 @@
 /// COST-3   A pass looks only at hosts whose bit is set (ReadyBitmap).
 /// COST-4   And only at clients that have rung, or that it has not finished with (ReadyClients).
 /// OWN-1    A client that sends an invalid record is marked to be evicted (Controller); the other clients notice
-///          nothing. Hosts are the runtime's own processes: an invalid record from a host fails the cluster, and the
-///          error names the host.
+///          nothing.
+/// FAULT-1  A host that sends an invalid record is not read any more, and whoever started it ends it. Nothing of that
+///          record has been applied: it is checked as a whole before.
+/// SPEAK-1  A host fails only values in which it has a part. What it says of others is dropped.
 /// TRUST-1  The controller copies a record out of its ring before it reads the record, and accesses a client's block
 ///          through a ClientView only. The ring that a record came by says which client sent it. A run must name a plan
 ///          of its own client, and that plan's hosts.

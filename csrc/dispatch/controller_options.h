@@ -34,6 +34,9 @@ struct ControllerOptions {
   /// Where to say which host was written to, when another thread reads the rings to all hosts; nullptr: each host reads
   /// its own, and has a doorbell.
   ReadyBell* readers = nullptr;
+  /// Who started the hosts asks for those that have faults, and ends them (FAULT-1). False: a fault of a host, which is
+  /// in this process or played by a test, is thrown.
+  bool ends_hosts_with_faults = false;
   Clock clock = monotonic_ns;  ///< of deadlines, graces, shares and traces
 
   /// The name of a memory space, for errors.

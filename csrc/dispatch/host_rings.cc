@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -9,7 +10,11 @@
 namespace pathways {
 
 HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts, const ControllerOptions& options)
-    : block_(block), readers_(options.readers), clock_(options.clock), hosts_(hosts.size()) {
+    : block_(block),
+      readers_(options.readers),
+      ends_hosts_with_faults_(options.ends_hosts_with_faults),
+      clock_(options.clock),
+      hosts_(hosts.size()) {
   if (hosts.empty() || hosts.size() > ReadyBitmap::kBits) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
@@ -44,6 +49,21 @@ std::chrono::nanoseconds HostRings::next_look() const {
   return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
 }
 
+void HostRings::fault(uint32_t h, std::string what) {
+  if (!ends_hosts_with_faults_) throw;
+  hosts_[h].has_fault = true;
+  const std::lock_guard lock(mutex_);
+  faults_.push_back({h, std::move(what)});
+  has_faults_.store(true, std::memory_order_relaxed);
+}
+
+std::vector<HostRings::Fault> HostRings::take_faults() {
+  if (!has_faults_.load(std::memory_order_relaxed)) return {};
+  const std::lock_guard lock(mutex_);
+  has_faults_.store(false, std::memory_order_relaxed);
+  return std::exchange(faults_, {});
+}
+
 void HostRings::lose(std::span<const uint32_t> hosts) {
   for (const uint32_t h : hosts) {
     Host& host = hosts_[h];
@@ -60,7 +80,7 @@ void HostRings::restore(uint32_t h, const HostView& block) {
   Host& host = hosts_[h];
   host.inbox = block.from_host();
   host.outbox = outbox_to(h, block);
-  host.is_lost = false;
+  host.is_lost = host.has_fault = false;
   --lost_;
   max_record_ = std::min(max_record_, host.outbox.max_record());
 }

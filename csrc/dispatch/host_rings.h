@@ -1,6 +1,7 @@
 /// The hosts' rings at the controller: one from each host and one to each host, and which hosts are lost.
 ///
-/// Inbox reads `from_host`. Grants and Recovery send through `outbox_of`. Recovery takes
+/// Inbox reads `from_host`, and says which host has sent what makes no sense: nothing more of it is read (FAULT-1). Who
+/// started the host asks for such hosts, and ends them; then they are lost as others are. Grants and Recovery send through `outbox_of`. Recovery takes
 /// lost hosts out and puts their successors in. The Controller flushes at the end of each pass.
 ///
 ///   COST-3  a pass flushes only the hosts that it wrote to, and rings each of them once.
@@ -8,12 +9,15 @@
 /// Invariants: `dirty_` lists exactly the hosts whose `is_dirty` is true, each once, and none of them is lost; `lost_`
 /// counts the hosts that are lost.
 ///
-/// Threading: the controller's stepping thread only; `count` any thread.
+/// Threading: the controller's stepping thread only; `count` and `take_faults` any thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dispatch/controller_options.h"
@@ -35,6 +39,16 @@ class HostRings {
   /// How many hosts are lost now.
   uint32_t lost() const { return lost_; }
   bool is_lost(uint32_t host) const { return hosts_[host].is_lost; }
+  /// Whether something of the host makes no sense: it is about to be lost.
+  bool has_fault(uint32_t host) const { return hosts_[host].has_fault; }
+  /// Call it while an Error is handled, which it throws again unless somebody ends hosts with faults.
+  void fault(uint32_t host, std::string what);
+  struct Fault {
+    uint32_t host;
+    std::string what;
+  };
+  /// The faults since the last call.
+  std::vector<Fault> take_faults();
   /// The longest record that fits every host's ring.
   uint32_t max_record() const { return max_record_; }
 
@@ -67,17 +81,22 @@ class HostRings {
     Outbox outbox;
     bool is_dirty = false;  ///< it is listed in dirty_
     bool is_lost = false;
+    bool has_fault = false;
   };
 
   Outbox outbox_to(uint32_t host, const HostView& block) const;
 
   const ControllerBlock* block_;
   ReadyBell* const readers_;
+  const bool ends_hosts_with_faults_;
   const Clock clock_;
   std::vector<Host> hosts_;
   std::vector<uint32_t> dirty_;  ///< hosts whose outbox has something to flush
   uint32_t max_record_ = UINT32_MAX;
   uint32_t lost_ = 0;
+  std::atomic<bool> has_faults_ = false;  ///< faults_ is not empty; a hint
+  std::mutex mutex_;                      ///< guards faults_
+  std::vector<Fault> faults_;
 };
 
 }  // namespace pathways

@@ -14,7 +14,7 @@ from typing import Any
 from pathways.agent.island import start_of
 from pathways.controller.far_links import FarLink
 from pathways.controller.log_sources import LogsThere
-from pathways.controller.machines import FreePlace
+from pathways.controller.machines import FreePlace, StartedHost
 from pathways.process import fd_passing
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.protocol import agent_pb2 as pb
@@ -142,6 +142,10 @@ class AgentMachine:
     def clock_ahead_ns(self) -> int:
         """See `Machine`."""
         return int(self.link.native.stats()["clock_ahead_ns"])
+
+    def put_out(self, process: StartedHost, why: str) -> None:
+        """Loses the machine: whoever speaks for one of its hosts speaks for all."""
+        self.link.on_lost(why)
 
     def cannot_start(self, why: str) -> None:
         """Its places are free for another machine from now on."""

@@ -164,6 +164,7 @@ class ClusterManager:
             spaces=self._spaces(),
             policy=getattr(self.native.Policy, sizes.policy),
             asks_for_room=sizes.when_full == "suspend",
+            ends_hosts_with_faults=True,
             status=self.status_segment,
             devices=self.topology.devices,
             pool=pool,

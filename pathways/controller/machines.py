@@ -90,6 +90,9 @@ class Machine(Protocol):
     def cannot_start(self, why: str) -> None:
         """Its hosts have failed to start again and again."""
 
+    def put_out(self, process: StartedHost, why: str) -> None:
+        """One of its hosts has sent what makes no sense (FAULT-1)."""
+
 
 class NoProcess:
     """The process of a host that was never started."""
@@ -155,6 +158,9 @@ class FreePlace:
 
     def cannot_start(self, why: str) -> None:
         """Whoever had the place is gone already."""
+
+    def put_out(self, process: StartedHost, why: str) -> None:
+        """See `Machine`: nobody is there."""
 
 
 class Placement:

@@ -32,7 +32,7 @@ from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager, first_lost
 from pathways.controller.introductions import Introductions
 from pathways.controller.records import HostRecord, Island
-from pathways.process.pulses import Pulses
+from pathways.process.pulses import LOOK_S, Pulses
 
 MOST_FAILED_STARTS = 3
 
@@ -51,11 +51,12 @@ class Islands:
         cluster.agents.on_joined = self._joined
         cluster.on_end.append(self._stop)
         watch = Pulses(cluster.native.pulse_of).watch(self._hosts_here, self._silent)
-        self._watching = asyncio.get_running_loop().create_task(watch)
+        self._watching = [asyncio.get_running_loop().create_task(each) for each in (watch, self._put_out_faulty())]
 
     def _stop(self, failure: errors.PathwaysError) -> None:
         self._introductions.stop()
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         for island in self.islands:
             if island.task is not None:
                 island.task.cancel()
@@ -91,6 +92,15 @@ class Islands:
         """Kills a host that is stopped or frozen; its end is then seen as that of any other (END-1)."""
         host.error = host.error or why
         host.process.kill()
+
+    async def _put_out_faulty(self) -> None:
+        """Looks for hosts that have sent the controller what makes no sense; nothing more of them is read (FAULT-1)."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for number, what in self.cluster.controller.take_faults():
+                host = self.cluster.hosts[number]
+                host.error = host.error or f"It made no sense: {what}."
+                self.cluster.placement.of(number).put_out(host.process, what)
 
     def _host_ended(self, host: HostRecord) -> None:
         if host.is_lost:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.controller.log_sources import LogsHere
+from pathways.controller.machines import StartedHost
 from pathways.process import environment, log_files
 from pathways.process.config import ControllerConfig, HostConfig
 from pathways.process.host_processes import HostProcess, HostProcesses
@@ -82,6 +83,10 @@ class ThisMachine(HostProcesses):
     def clock_ahead_ns(self) -> int:
         """See `Machine`."""
         return 0
+
+    def put_out(self, process: StartedHost, why: str) -> None:
+        """Kills the host; its island starts again."""
+        process.kill()
 
     def cannot_start(self, why: str) -> None:
         """Ends the cluster: no other machine takes the place of this one."""

@@ -157,6 +157,9 @@ class Controller:
 
         return call
 
+    def take_faults(self) -> list[tuple[int, str]]:
+        return []
+
     def add_space_set(self, spaces: list[int]) -> int:
         return len(spaces)
 

@@ -74,7 +74,7 @@ struct Cluster : ::testing::Test {
   explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {},
                    PolicyKind policy = PolicyKind::kFifo, bool asks_for_room = false,
                    std::chrono::nanoseconds grace = std::chrono::milliseconds(250), bool knows_plans = false,
-                   Clock clock = test_clock)
+                   Clock clock = test_clock, bool ends_hosts_with_faults = false)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
@@ -87,6 +87,7 @@ struct Cluster : ::testing::Test {
     options.grace = grace;
     options.knows_plans = knows_plans;
     options.clock = clock;
+    options.ends_hosts_with_faults = ends_hosts_with_faults;
     controller = std::make_unique<Controller>(std::move(options), block, blocks);
     controller->add_group(1, {0});
     controller->add_group(2, {0, 1});

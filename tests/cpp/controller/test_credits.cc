@@ -204,8 +204,10 @@ TEST_F(Flow, WhoDoesNotListenIsNotReadFurther) {
   const std::string text(1500, 'x');
   std::vector<std::byte> bytes(sizeof(FailedRecord) + padded(text.size()));
   std::memcpy(bytes.data() + sizeof(FailedRecord), text.data(), text.size());
+  const uint64_t own = submit(1);
+  pass();
   for (uint64_t i = 0; i < 1000; ++i) {
-    const FailedRecord record{{RecordKind::kFailed, 0, 0}, (i + 1) << 32, static_cast<uint32_t>(text.size()), 0};
+    const FailedRecord record{{RecordKind::kFailed, 0, 0}, own, static_cast<uint32_t>(text.size()), 0};
     std::memcpy(bytes.data(), &record, sizeof record);
     hosts[0]->outbox.send(static_cast<uint32_t>(bytes.size()),
                           [&](std::byte* out) { std::memcpy(out, bytes.data(), bytes.size()); });
@@ -215,13 +217,13 @@ TEST_F(Flow, WhoDoesNotListenIsNotReadFurther) {
   EXPECT_EQ(controller->stats().unread, 1u);
   submit(1);
   pass();
-  EXPECT_EQ(controller->stats().runs, 0u);
+  EXPECT_EQ(controller->stats().runs, 1u);
   for (int i = 0; i < 2000 && controller->stats().unread != 0; ++i) {
     good->poll_inbox();
     pass();
   }
   EXPECT_EQ(controller->stats().unread, 0u);
-  EXPECT_EQ(controller->stats().runs, 1u);
+  EXPECT_EQ(controller->stats().runs, 2u);
 }
 
 TEST_F(Flow, DescriptionsAreBounded) {
