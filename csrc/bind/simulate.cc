@@ -23,11 +23,12 @@ using LaunchTuple = std::tuple<uint64_t, std::vector<uint32_t>, bool>;  // as pa
 void register_modelled_host(py::module_& m) {
   py::class_<ModelledHost>(m, "ModelledHost", "A host with modelled devices: see csrc/simulate/modelled_host.h.")
       .def(py::init([](uint32_t number, uint32_t devices, uint64_t device_bytes,
-                       const std::map<uint32_t, Segment*>& blocks, Segment& controller, std::vector<int32_t> epochs) {
+                       const std::map<uint32_t, Segment*>& blocks, Segment& controller,
+                       const std::vector<int32_t>& epochs) {
              std::map<uint32_t, HostView> views;
              for (const auto& [host, segment] : blocks) views.emplace(host, HostView(*segment));
              return std::make_unique<ModelledHost>(number, devices, device_bytes, views,
-                                                   ControllerBlock::attach(controller), std::move(epochs));
+                                                   ControllerBlock::attach(controller), epochs);
            }),
            "number"_a, "devices"_a, "device_bytes"_a, "segments"_a, "controller_segment"_a, "epochs"_a,
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),

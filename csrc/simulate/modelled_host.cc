@@ -23,10 +23,10 @@ Host::Options options_of(uint32_t number, uint32_t devices, uint64_t device_byte
 
 ModelledHost::ModelledHost(uint32_t number, uint32_t devices, uint64_t device_bytes,
                            const std::map<uint32_t, HostView>& blocks, ControllerBlock* controller,
-                           std::vector<int32_t> epochs)
+                           const std::vector<int32_t>& epochs)
     : backend_({.host = number, .devices = devices}, clock_, nullptr),
-      host_(options_of(number, devices, device_bytes), by_number(blocks, epochs.size()), controller, backend_,
-            std::move(epochs)) {}
+      host_(options_of(number, devices, device_bytes), by_number(blocks, epochs.size()), controller, backend_, epochs) {
+}
 
 void ModelledHost::add_plan(uint32_t id, std::vector<std::byte> block, uint32_t client, PlanSizes sizes) {
   Plan plan = Plan::parse(std::move(block));

@@ -25,7 +25,7 @@ class ModelledHost {
   /// `blocks`: of the hosts of its machine, by number, its own among them; they and `controller` must stay mapped.
   /// `epochs`: of all hosts of the cluster, see host/peers.h. `device_bytes`: memory of each device.
   ModelledHost(uint32_t number, uint32_t devices, uint64_t device_bytes, const std::map<uint32_t, HostView>& blocks,
-               ControllerBlock* controller, std::vector<int32_t> epochs);
+               ControllerBlock* controller, const std::vector<int32_t>& epochs);
 
   /// The plan is compiled at once. Throws Error(kInvalid) as Host::add_plan does.
   void add_plan(uint32_t id, std::vector<std::byte> block, uint32_t client, PlanSizes sizes);
