@@ -50,8 +50,11 @@ class Agents:
         control_path: str,
         controller_segment: Any,
         placement: Placement,
+        may_join: bool,
     ) -> None:
-        """`control_path`: the Unix socket of the controller's gRPC server for other machines."""
+        """`control_path`: the Unix socket of the controller's gRPC server for other machines. `may_join`: whether the
+        cluster listens.
+        """
         self._native = native
         self.hub = native.LinkHub()
         self._controller_segment = controller_segment
@@ -60,6 +63,7 @@ class Agents:
         self._options = options
         self._control_path = control_path
         self._placement = placement
+        self._may_join = may_join
         self._by_name: dict[str, AgentMachine] = {}  # also those whose links are about to open
         self.loop = Loop()
         self.links = Links(self.loop, native)
@@ -70,6 +74,17 @@ class Agents:
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
         #: Called with the hosts whose places an agent has taken.
         self.on_joined: Callable[[Sequence[int]], None] = lambda hosts: None
+
+    def add_client(self, client: int, segment: Any, link: Any) -> None:
+        """From now on hosts of other machines may complete the client's futures, through the hub. It maps the client's
+        memory for that, once more, where machines may join. `link`: to a client on another machine.
+        """
+        if self._may_join:
+            self.hub.add_client(client, segment, link)
+
+    def remove_client(self, client: int) -> None:
+        """The client is gone, if it was there."""
+        self.hub.remove_client(client)
 
     def by_token(self, token: str) -> AgentMachine:
         """The agent whose link got this secret.

@@ -132,7 +132,7 @@ class ClientManager:
         client = ClientRecord(self.youngest_client, connection, owner, terms, root, futures)
         connection.client = client
         self.clients[client.number] = client
-        self.cluster.agents.hub.add_client(client.number, connection.segment, connection.link)
+        self.cluster.agents.add_client(client.number, connection.segment, connection.link)
         try:
             # A host that is still starting gets every client when it is ready: see `serve`.
             served = [host for host in self.cluster.hosts if host.is_served]
@@ -181,7 +181,7 @@ class ClientManager:
         client = self.clients.pop(number, None)
         if client is None:
             return
-        self.cluster.agents.hub.remove_client(number)
+        self.cluster.agents.remove_client(number)
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
         self.programs.client_gone(number)

@@ -113,7 +113,9 @@ class ClusterManager:
         self.status_segment: Any = None  # clients map it, and can only read
         self.controller: Any = None  # the native controller
         self.numbers: NativeNumbers
-        self.agents = Agents(native, self.topology, config.options, self.far_path, self.segment, self.placement)
+        self.agents = Agents(
+            native, self.topology, config.options, self.far_path, self.segment, self.placement, bool(config.listen)
+        )
         self._supervisor_fd = -1
 
     @property

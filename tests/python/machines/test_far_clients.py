@@ -50,6 +50,7 @@ X = np.arange(8, dtype=np.float32)
 @pytest.fixture(scope="module")
 def machines() -> Iterator[MachineCluster]:
     with MachineCluster(2, 1, 2) as cluster:
+        cluster.connect().close()  # all devices are there: programs of the tests do not wait for them
         yield cluster
 
 
