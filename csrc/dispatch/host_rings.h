@@ -1,8 +1,9 @@
 /// The hosts' rings at the controller: one from each host and one to each host, and which hosts are lost.
 ///
-/// Inbox reads `from_host`, and says which host has sent what makes no sense: nothing more of it is read (FAULT-1). Who
-/// started the host asks for such hosts, and ends them; then they are lost as others are. Grants and Recovery send through `outbox_of`. Recovery takes
-/// lost hosts out and puts their successors in. The Controller flushes at the end of each pass.
+/// Inbox reads `from_host`, and says which host has sent what makes no sense: nothing more of it is read (FAULT-1).
+/// Who started the host asks for such hosts, and ends them; then they are lost as others are. Grants and Recovery send
+/// through `outbox_of`. Recovery takes lost hosts out and puts their successors in. The Controller flushes at the end
+/// of each pass.
 ///
 ///   COST-3  a pass flushes only the hosts that it wrote to, and rings each of them once.
 ///

@@ -70,8 +70,8 @@ class Loops {
   void forget_composite(std::span<const std::byte> command) {
     composites_.forget(static_cast<uint32_t>(read_record<CommandRecord>(command).token));
   }
-  /// Begins a composite that is admitted, valid and not misplaced; `ClientState::loop` is its number then. Its client is
-  /// evicted instead when one of its plans is gone, or it has another number of arguments.
+  /// Begins a composite that is admitted, valid and not misplaced; `ClientState::loop` is its number then. Its client
+  /// is evicted instead when one of its plans is gone, or it has another number of arguments.
   void begin(ClientState& client, std::span<const std::byte> record, const std::shared_ptr<const Composite>& composite);
   /// Orders what may be ordered now. Returns how many things were done.
   uint32_t advance();

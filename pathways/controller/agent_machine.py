@@ -143,7 +143,7 @@ class AgentMachine:
         """See `Machine`."""
         return int(self.link.native.stats()["clock_ahead_ns"])
 
-    def put_out(self, process: StartedHost, why: str) -> None:
+    def evict(self, process: StartedHost, why: str) -> None:
         """Loses the machine: whoever speaks for one of its hosts speaks for all."""
         self.link.on_lost(why)
 

@@ -90,7 +90,7 @@ class Machine(Protocol):
     def cannot_start(self, why: str) -> None:
         """Its hosts have failed to start again and again."""
 
-    def put_out(self, process: StartedHost, why: str) -> None:
+    def evict(self, process: StartedHost, why: str) -> None:
         """One of its hosts has sent what makes no sense (FAULT-1)."""
 
 
@@ -159,7 +159,7 @@ class FreePlace:
     def cannot_start(self, why: str) -> None:
         """Whoever had the place is gone already."""
 
-    def put_out(self, process: StartedHost, why: str) -> None:
+    def evict(self, process: StartedHost, why: str) -> None:
         """See `Machine`: nobody is there."""
 
 

@@ -51,7 +51,7 @@ class Islands:
         cluster.agents.on_joined = self._joined
         cluster.on_end.append(self._stop)
         watch = Pulses(cluster.native.pulse_of).watch(self._hosts_here, self._silent)
-        self._watching = [asyncio.get_running_loop().create_task(each) for each in (watch, self._put_out_faulty())]
+        self._watching = [asyncio.get_running_loop().create_task(each) for each in (watch, self._evict_faulty())]
 
     def _stop(self, failure: errors.PathwaysError) -> None:
         self._introductions.stop()
@@ -93,14 +93,14 @@ class Islands:
         host.error = host.error or why
         host.process.kill()
 
-    async def _put_out_faulty(self) -> None:
+    async def _evict_faulty(self) -> None:
         """Looks for hosts that have sent the controller what makes no sense; nothing more of them is read (FAULT-1)."""
         while True:
             await asyncio.sleep(LOOK_S)
             for number, what in self.cluster.controller.take_faults():
                 host = self.cluster.hosts[number]
                 host.error = host.error or f"It made no sense: {what}."
-                self.cluster.placement.of(number).put_out(host.process, what)
+                self.cluster.placement.of(number).evict(host.process, what)
 
     def _host_ended(self, host: HostRecord) -> None:
         if host.is_lost:

@@ -84,7 +84,7 @@ class ThisMachine(HostProcesses):
         """See `Machine`."""
         return 0
 
-    def put_out(self, process: StartedHost, why: str) -> None:
+    def evict(self, process: StartedHost, why: str) -> None:
         """Kills the host; its island starts again."""
         process.kill()
 

@@ -93,7 +93,7 @@ def scene(tmp_path: pathlib.Path) -> Iterator[Scene]:
 def test_one_record_ends_its_machine_alone(scene: Scene, record: bytes, what: str) -> None:
     scene.check()
     scene.say(record)
-    eventually(lambda: f"host {scene.host} {what}" in scene.log(), "the machine is put out")
+    eventually(lambda: f"host {scene.host} {what}" in scene.log(), "the machine is evicted")
     assert f"the agent m1 of island {scene.host} is lost" in scene.log()
     scene.check()
     eventually(scene.served, "its agent has dialled again")
