@@ -44,17 +44,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def confine(hide: Sequence[str], memory: int, processes: int) -> list[str]:
     """Confines this process, which has one thread, and what it will start. Returns what could not be done, and why."""
-    lacking = []
+    lacking, bounds = [], [(resource.RLIMIT_DATA, memory)]
     _control(_NO_NEW_PRIVILEGES, 1)
-    for what, do in (("secrets are not hidden", lambda: _hide(hide)), ("other processes can be seen", _leave_others)):
-        try:
-            do()
-        except OSError as error:
-            lacking.append(f"{what} ({error})")
+    try:
+        _hide(hide)
+        bounds.append((resource.RLIMIT_NPROC, processes))  # else the user's other processes would count as well
+    except OSError as error:
+        lacking.append(f"secrets are not hidden, and the number of processes has no bound ({error})")
+    try:
+        _leave_others()
+    except OSError as error:
+        lacking.append(f"other processes can be seen ({error})")
     _control(_SET_DUMPABLE, 1)  # else its own /proc/self is root's
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    for kind, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_NPROC, processes)):
+    for kind, most in bounds:
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
@@ -121,7 +125,7 @@ def _check(result: int, what: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Confines the process, and runs the module."""
     for problem in confine(**json.loads(arguments[0])):
-        print(f"host functions of clients run here, and {problem}", file=sys.stderr, flush=True)
+        print(f"functions of clients are not fully confined on this host: {problem}", file=sys.stderr, flush=True)
     sys.argv = list(arguments[1:])
     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
 

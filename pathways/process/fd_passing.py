@@ -31,9 +31,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def listen(path: str) -> socket.socket:
+def listen(path: str, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
     """A listening socket at `path` that only this user can open."""
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = socket.socket(socket.AF_UNIX, kind)
     old = os.umask(0o177)
     try:
         server.bind(path)

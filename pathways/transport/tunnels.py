@@ -8,7 +8,6 @@ Unix socket. So hosts need neither addresses nor certificates to speak with the 
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import sys
 import threading
@@ -17,6 +16,7 @@ import traceback
 from collections.abc import Callable
 
 from pathways import errors
+from pathways.process import fd_passing
 from pathways.transport.connection import Connection, delivering
 from pathways.transport.loop import Listener, Loop
 
@@ -120,14 +120,7 @@ class TunnelServer:
     def __init__(self, loop: Loop, path: str, dial: Callable[[], socket.socket]) -> None:
         self._dial = dial
         self._tunnels = Tunnels(loop)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        old = os.umask(0o177)
-        try:
-            listener.bind(path)
-        finally:
-            os.umask(old)
-        listener.listen(64)
-        self._listener = Listener(loop, listener, self._accept)
+        self._listener = Listener(loop, fd_passing.listen(path, socket.SOCK_STREAM), self._accept)
 
     def close(self) -> None:
         """Accepts no more connections; open tunnels go on until one of their ends is closed."""

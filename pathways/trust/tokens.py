@@ -37,8 +37,9 @@ _VERSION = 1
 _TEXT = re.compile(r"pathways1\.(client|host|operator)\.([0-9]{1,9})\.([A-Za-z0-9_-]{43})\.([0-9a-f]{64})")
 _LONGEST_FILE = 4096
 _LONGEST_TTL_S = 366 * 24 * 3600.0
-# How long an expired token stays in the list.
+# How long an expired token stays in the list, and a client's name after its last certificate.
 _KEPT_S = 7 * 24 * 3600.0
+_MOST_NAMES = 10_000
 _NEW = "make a new one with `pathways token` on the controller's machine"
 _BY_ROLE = -1
 # A name that is taken gets so many digits of the key behind it; a name has 64 characters at most.
@@ -96,17 +97,27 @@ class TokenRecord:
         return "used" if self.uses is not None and self.used >= self.uses else "valid"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Owner:
+    """Whose a name is. `keys`: the owner's, and the one before its last renewal, whose answer may be lost. `token`: the
+    number of that by which it came in. `seen`: when it last got a certificate, seconds since the epoch.
+    """
+
+    keys: tuple[str, ...]
+    token: int | None
+    seen: float
+
+
 @dataclasses.dataclass
 class _State:
     """The file. `next`: the number of the next token; no number comes twice. `revoked`: also of tokens that have left
-    the list. `names`: by role and name, "host m0", whose it is: the key, and the one before the last renewal, whose
-    answer may be lost.
+    the list. `names`: by role and name, "host m0".
     """
 
     next: int
     tokens: dict[int, TokenRecord]
     revoked: set[int]
-    names: dict[str, list[str]]
+    names: dict[str, _Owner]
 
 
 class Taken(NamedTuple):
@@ -193,7 +204,7 @@ class Tokens:
                     f"token {token.number} is for the name {record.name!r} alone; {_NEW}"
                 )
             if key:
-                name = _claim(state, record, name, key)
+                name = _claim(state, record, name, key, now)
             if not has_come_before:
                 is_bounded = record.uses is not None and bool(holder)
                 holders = (*record.holders, holder) if is_bounded else record.holders
@@ -203,12 +214,13 @@ class Tokens:
     def renew(self, identity: Identity, key: str) -> None:
         """The owner of a name has a new key from now on. `belongs` has said that it is the owner."""
         with self._changing() as state:
-            state.names[f"{identity.role} {identity.name}"] = [identity.key, key]
+            owner = _Owner((identity.key, key), identity.token, self._clock())
+            state.names[f"{identity.role} {identity.name}"] = owner
 
     def belongs(self, identity: Identity) -> bool:
         """Whether the name of a certificate is still its key's (CERT-6)."""
-        owners = self._cached().names.get(f"{identity.role} {identity.name}")
-        return owners is None or identity.key in owners
+        owner = self._cached().names.get(f"{identity.role} {identity.name}")
+        return owner is None or identity.key in owner.keys
 
     def revoke(self, number: int) -> None:
         """Nobody may trade the token any more, and who has a certificate for it gets no new connection with it.
@@ -297,14 +309,15 @@ def given_token(path: str | None, environment: Mapping[str, str]) -> str:
     return environment.get("PATHWAYS_TOKEN", "").strip()
 
 
-def _claim(state: _State, record: TokenRecord, name: str, key: str) -> str:
+def _claim(state: _State, record: TokenRecord, name: str, key: str, now: float) -> str:
     """Gives the name to the key. Returns the name that it gets.
 
     Raises:
-        PermissionDeniedError: it is another machine's.
+        PermissionDeniedError: it is another machine's, or there are too many names.
     """
-    owners = state.names.get(f"{record.role} {name}")
-    if owners is not None and key not in owners and not record.name:
+    _forget_names(state, now)
+    owner = state.names.get(f"{record.role} {name}")
+    if owner is not None and key not in owner.keys and not record.name:
         if record.role is Role.HOST:
             raise errors.PermissionDeniedError(
                 f"the name {name!r} belongs to another machine of this cluster, which has another key: choose one by "
@@ -312,10 +325,25 @@ def _claim(state: _State, record: TokenRecord, name: str, key: str) -> str:
                 f"`pathways token --role host --name {name}`"
             )
         name = f"{name[:_MOST_OF_NAME]}.{key[:_MORE_OF_NAME]}"
-        owners = state.names.get(f"{record.role} {name}")
-    if owners is None or key not in owners:
-        state.names[f"{record.role} {name}"] = [key]
+        owner = state.names.get(f"{record.role} {name}")
+    if owner is None and record.role is not Role.HOST and len(state.names) >= _MOST_NAMES:
+        raise errors.PermissionDeniedError(
+            f"this cluster knows {_MOST_NAMES} names already, and no new one comes in: let the operator revoke the "
+            "token by which most of them came (`pathways token list`)"
+        )
+    keys = owner.keys if owner is not None and key in owner.keys else (key,)
+    state.names[f"{record.role} {name}"] = _Owner(keys, record.number, now)
     return name
+
+
+def _forget_names(state: _State, now: float) -> None:
+    """Those whose owner came in by a revoked token, and those of clients and operators that have been away for long: so
+    a token for any number of uses does not fill the file. A machine's name stays until the operator gives it away.
+    """
+    machine, oldest = f"{Role.HOST} ", now - _KEPT_S
+    for name, owner in list(state.names.items()):
+        if owner.token in state.revoked or (owner.seen < oldest and not name.startswith(machine)):
+            del state.names[name]
 
 
 def is_name_of(got: str, asked: str) -> bool:
@@ -340,7 +368,7 @@ def _digest(secret: str) -> str:
 def _as_json(state: _State) -> bytes:
     tokens = [dataclasses.asdict(record) for record in state.tokens.values()]
     content = {"version": _VERSION, "next": state.next, "revoked": sorted(state.revoked), "tokens": tokens}
-    content["names"] = state.names
+    content["names"] = {name: dataclasses.asdict(owner) for name, owner in state.names.items()}
     return json.dumps(content, indent=1).encode("ascii")
 
 
@@ -352,6 +380,6 @@ def _from_json(content: bytes) -> _State:
         TokenRecord(**{**each, "role": Role(each["role"]), "holders": tuple(each["holders"])})
         for each in read["tokens"]
     ]
-    names = {str(name): list(map(str, keys)) for name, keys in read.get("names", {}).items()}
+    names = {name: _Owner(**{**each, "keys": tuple(each["keys"])}) for name, each in read.get("names", {}).items()}
     numbered = {record.number: record for record in records}
     return _State(int(read["next"]), numbered, set(map(int, read["revoked"])), names)

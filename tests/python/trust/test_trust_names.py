@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 
 import pytest
 from trust_cases import Controller
 
 from pathways import errors
 from pathways.trust import Credentials, Role, Tokens, dial, join, renewed_at
+from pathways.trust import tokens as tokens_module
 from pathways.trust.joining import certificate_in
 from pathways.trust.tokens import is_name_of
 
@@ -96,3 +98,25 @@ def test_a_token_for_no_name(controller: Controller, name: str) -> None:
             controller.tokens.make(Role.HOST, 60, name=name)
     else:
         assert controller.tokens.list() == []
+
+
+def test_names_of_clients_do_not_add_up(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token lets in any number of them. Machines come in all the same, and keep their names."""
+    now = [time.time()]
+    tokens = Tokens(controller.authority.folder, lambda: now[0])
+    monkeypatch.setattr(tokens_module, "_MOST_NAMES", 5)
+    flood = tokens.make(Role.CLIENT, 3600)
+    machine = tokens.take_for(tokens.make(Role.HOST, 3600), "k", "m0", "key of m0")
+    for number in range(4):
+        tokens.take_for(flood, f"k{number}", "c", f"{number}" * 64)
+    with pytest.raises(errors.PermissionDeniedError, match="knows 5 names already"):
+        tokens.take_for(flood, "k9", "another", "9" * 64)
+    assert tokens.take_for(flood, "k0", "c", "0" * 64).name == "c", "who is known comes again"
+    assert tokens.take_for(tokens.make(Role.HOST, 3600), "k", "m1", "key of m1").name == "m1"
+    tokens.revoke(1)
+    honest = tokens.make(Role.CLIENT, 30 * 24 * 3600)
+    assert tokens.take_for(honest, "a", "c", "a" * 64).name == "c", "the flood's names are free again"
+    now[0] += 8 * 24 * 3600
+    assert tokens.take_for(honest, "b", "c", "b" * 64).name == "c", "its owner was away for a week"
+    with pytest.raises(errors.PermissionDeniedError, match="belongs to another machine"):
+        tokens.take_for(tokens.make(Role.HOST, 3600), "k", machine.name, "another key")
