@@ -74,6 +74,8 @@ void HostRings::lose(std::span<const uint32_t> hosts) {
     ++lost_;
   }
   std::erase_if(dirty_, [&](uint32_t h) { return hosts_[h].is_lost; });
+  const std::lock_guard lock(mutex_);
+  std::erase_if(faults_, [&](const Fault& fault) { return hosts_[fault.host].is_lost; });
 }
 
 void HostRings::restore(uint32_t h, const HostView& block) {

@@ -48,7 +48,7 @@ class HostRings {
     uint32_t host;
     std::string what;
   };
-  /// The faults since the last call.
+  /// The faults since the last call, of hosts that are not lost yet: whoever comes in their place has done nothing.
   std::vector<Fault> take_faults();
   /// The longest record that fits every host's ring.
   uint32_t max_record() const { return max_record_; }

@@ -54,6 +54,22 @@ TEST_F(Faults, TheHostIsReadNoMoreAndTheOthersGoOn) {
   EXPECT_TRUE(is_up());
 }
 
+TEST_F(Faults, AFaultOfALostHostIsNotItsSuccessors) {
+  hosts[1]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
+  hosts[0]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
+  pass();
+  (void)controller->lose_hosts({1}, "its machine is lost");  // before anybody has asked for faults
+  const auto faults = controller->take_faults();
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_EQ(faults[0].host, 0u);
+}
+
+TEST_F(Faults, LastWordsThatMakeNoSenseAreNoFaultOfTheSuccessor) {
+  hosts[1]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
+  (void)controller->lose_hosts({1}, "its machine is lost");
+  EXPECT_TRUE(controller->take_faults().empty());
+}
+
 TEST_F(Faults, AHostFailsOnlyWhatItHasAPartIn) {
   const auto fail = [&](uint32_t host, uint64_t handle) {
     struct {
