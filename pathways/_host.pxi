@@ -26,7 +26,7 @@ cdef optional[string] _text(str error) except *:
 cdef class Host:
     """One host: the native executor, and the calls into JAX that the executor makes.
 
-    `driver` does the rare calls (pathways/host/jax_backend.py). What the executor calls is in `_host_callbacks.pxi`.
+    `driver` does the rare calls (pathways/host/jax_host.py). What the executor calls is in `_host_callbacks.pxi`.
     """
     cdef unique_ptr[CppHost] core
     cdef unique_ptr[SendingBackend] backend

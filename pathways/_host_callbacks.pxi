@@ -2,7 +2,7 @@
 client_work.h say what each operation does. The enqueue thread calls it and holds Python's lock.
 
 Launches, readiness and references are handled here. All other operations are methods of the parts of the driver
-(pathways/host/jax_backend.py). An exception becomes the backend's last error, and the operation returns kFailed.
+(pathways/host/jax_host.py). An exception becomes the backend's last error, and the operation returns kFailed.
 Included by `_core.pyx`.
 """
 

@@ -62,7 +62,9 @@ WORDS = [
         r"^csrc/(client|ledger|dispatch|loops|controller|host)/",
     ),
     (r"\bDirectory\b", "handle table", r"^csrc/"),
-    (r"\bHostDriver\b", "JaxBackend", ALL),
+    (r"\bHostDriver\b|\bJaxBackend\b", "JaxHost", ALL),
+    (r"\bWayIn\b", "Endpoint", ALL),
+    (r"\b[Hh]ome\b|_home\b|\bkHome\b|AtHome\b", "head: the controller's machine", r"^(csrc|tests/cpp)/link/"),
     (
         r"\w*_far\b|\bfar_\w*|\bFar[A-Z]\w*|\bfar (host|client|peer|machine|end)s?\b",
         "nothing: what a channel or a path is made of is chosen when it is opened, and nobody asks afterwards",

@@ -8,7 +8,7 @@
 
 #include "bind/bind.h"
 #include "link/client_link_at_client.h"
-#include "link/client_link_at_home.h"
+#include "link/client_link_at_head.h"
 #include "link/link_pool.h"
 #include "link/machine_link.h"
 #include "messages/shared_segments.h"
@@ -48,17 +48,17 @@ void register_link(py::module_& m) {
       .def("add_group", &LinkHub::add_group, "group"_a, "hosts"_a, "The hosts of a group of the controller's.")
       .def(
           "open_link",
-          [](LinkHub& hub, bool is_home, const std::shared_ptr<LinkPool>& pool) {
-            const auto end = is_home ? MachineLink::End::kHome : MachineLink::End::kAgent;
+          [](LinkHub& hub, bool is_head, const std::shared_ptr<LinkPool>& pool) {
+            const auto end = is_head ? MachineLink::End::kHead : MachineLink::End::kAgent;
             return MachineLink::open(hub, end, monotonic_ns, pool);
           },
-          "is_home"_a, "pool"_a = nullptr, py::keep_alive<0, 1>(),
-          "A new link to a machine with hosts, or, if not `is_home`, to the controller's. `pool`: its sender collects "
+          "is_head"_a, "pool"_a = nullptr, py::keep_alive<0, 1>(),
+          "A new link to a machine with hosts, or, if not `is_head`, to the controller's. `pool`: its sender collects "
           "from the link.")
       .def(
           "open_client_link",
           [](LinkHub& hub, Segment& twin, Segment& bell, Segment& status, const std::shared_ptr<LinkPool>& pool) {
-            auto link = std::make_shared<ClientLinkAtHome>(hub, own(twin), own(bell), own(status));
+            auto link = std::make_shared<ClientLinkAtHead>(hub, own(twin), own(bell), own(status));
             link->join(pool);
             return link;
           },
@@ -105,13 +105,13 @@ void register_link(py::module_& m) {
                           mapped);
           },
           "host"_a, "incarnation"_a, "segment"_a, "controller_segment"_a, py::call_guard<py::gil_scoped_release>(),
-          "Home: the twin of a host of the other machine. Agent: a host of this machine.")
+          "Head: the twin of a host of the other machine. Agent: a host of this machine.")
       .def("remove_host", &MachineLink::remove_host, "host"_a, py::call_guard<py::gil_scoped_release>(),
            "Nothing of the host is collected or delivered any more.")
       .def("twin_client", &MachineLink::twin_client, "client"_a, "arena_bytes"_a,
            "Agent: the segment that stands for that of a client of the controller's machine.");
-  py::class_<ClientLinkAtHome, Link, std::shared_ptr<ClientLinkAtHome>>(m, "ClientLinkAtHome",
-                                                                        "See client_link_at_home.h.");
+  py::class_<ClientLinkAtHead, Link, std::shared_ptr<ClientLinkAtHead>>(m, "ClientLinkAtHead",
+                                                                        "See client_link_at_head.h.");
   py::class_<ClientLinkAtClient, Link, std::shared_ptr<ClientLinkAtClient>>(m, "ClientLinkAtClient",
                                                                             "See client_link_at_client.h.")
       .def(py::init([](Segment& client, Segment& bell, Segment& status, const std::shared_ptr<LinkPool>& pool) {

@@ -4,13 +4,13 @@
 
 namespace pathways {
 
-void DeviceTimes::run_done(EntryId id, uint32_t host, uint32_t client, int64_t busy_ns, uint32_t look) {
-  PW_DCHECK(!is_other_look(host, look) && id < plan_of_.size());
+void DeviceTimes::run_done(EntryId id, uint32_t host, uint32_t client, int64_t busy_ns, uint32_t batch) {
+  PW_DCHECK(!is_other_batch(host, batch) && id < plan_of_.size());
   busy_ns = std::clamp<int64_t>(busy_ns, 0, kMost_ns);
-  look_ = look;
+  batch_ = batch;
   sum_ns_ += busy_ns;
-  look_parts_.push_back({id, host, client, busy_ns});
-  look_plans_.push_back(plan_of_[id]);
+  parts_.push_back({id, host, client, busy_ns});
+  batch_plans_.push_back(plan_of_[id]);
 }
 
 int64_t& DeviceTimes::usual_ns(uint32_t number, const Part& part) {
@@ -33,8 +33,8 @@ void DeviceTimes::learn(int64_t& usual_ns, int64_t took_ns) {
 }
 
 void DeviceTimes::learn_alone() {
-  const Part& only = look_parts_.front();
-  if (only.took_ns != 0) learn(usual_ns(look_plans_.front(), only), only.took_ns);
+  const Part& only = parts_.front();
+  if (only.took_ns != 0) learn(usual_ns(batch_plans_.front(), only), only.took_ns);
 }
 
 void DeviceTimes::divide_look() {
@@ -42,21 +42,21 @@ void DeviceTimes::divide_look() {
   // Each part is first the run's usual time.
   int64_t usual = 0;
   bool is_one_plan = true;
-  for (size_t i = 0; i < look_parts_.size(); ++i) {
-    const int64_t known = usual_ns(look_plans_[i], look_parts_[i]);
-    look_parts_[i].took_ns = known != 0 ? known : kGuess_ns;
-    usual += look_parts_[i].took_ns;
-    is_one_plan = is_one_plan && look_plans_[i] == look_plans_[0];
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const int64_t known = usual_ns(batch_plans_[i], parts_[i]);
+    parts_[i].took_ns = known != 0 ? known : kGuess_ns;
+    usual += parts_[i].took_ns;
+    is_one_plan = is_one_plan && batch_plans_[i] == batch_plans_[0];
   }
   int64_t left_ns = sum_ns_;
-  for (size_t i = 0; i < look_parts_.size(); ++i) {
-    int64_t& took_ns = look_parts_[i].took_ns;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    int64_t& took_ns = parts_[i].took_ns;
     const double part = static_cast<double>(took_ns) / static_cast<double>(usual);
-    const bool is_last = i + 1 == look_parts_.size();
+    const bool is_last = i + 1 == parts_.size();
     took_ns = is_last ? left_ns : std::min(left_ns, static_cast<int64_t>(part * static_cast<double>(sum_ns_)));
     left_ns -= took_ns;
     // A plan that was never measured takes what it can get: the policy must have some estimate.
-    int64_t& its_usual = usual_ns(look_plans_[i], look_parts_[i]);
+    int64_t& its_usual = usual_ns(batch_plans_[i], parts_[i]);
     if (took_ns != 0 && (is_one_plan || its_usual == 0)) learn(its_usual, took_ns);
   }
 }

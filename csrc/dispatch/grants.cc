@@ -81,7 +81,8 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   return id;
 }
 
-EntryId Grants::submit_element(ClientState& client, std::span<const std::byte> run, GroupId group, uint64_t composite) {
+EntryId Grants::submit_composite_run(ClientState& client, std::span<const std::byte> run, GroupId group,
+                                     uint64_t composite) {
   const EntryId id = submit(client, run, group, EntryKind::kRun, kElementTag);
   if (id >= composite_of_.size()) composite_of_.resize(id + 1);
   composite_of_[id] = composite;
@@ -194,8 +195,8 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
   entry.known |= record.known;
   entry.chosen |= record.chosen & record.known;
   const uint32_t client = entry.client;
-  if (times_.is_other_look(h, record.look)) settle_times();
-  times_.run_done(id, h, client, record.busy_ns, record.look);
+  if (times_.is_other_batch(h, record.batch)) settle_times();
+  times_.run_done(id, h, client, record.busy_ns, record.batch);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
 }
@@ -240,10 +241,10 @@ void Grants::retire(EntryId id, uint32_t of_client) {
   ledger_.leave(id);
   over_.push_back(id);
   if (times_.is_divided()) settle_times();
-  if (is_element(id)) {
+  if (is_composite_run(id)) {
     const Entry& entry = sequencer_.entry(id);  // free, but not used again so far
-    const bool verdict = (entry.known & entry.chosen & kVerdictMask) != 0;
-    elements_over_.push_back({std::exchange(composite_of_[id], 0), id, verdict});
+    const bool goes_on = (entry.known & entry.chosen & kVerdictMask) != 0;
+    composite_runs_over_.push_back({std::exchange(composite_of_[id], 0), id, goes_on});
     return;
   }
   ClientState* client = clients_.find(of_client);
@@ -280,7 +281,8 @@ bool Grants::drop_run(const ClientState& client, uint64_t tag, std::string_view 
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
-    if (entry.client != client.id || entry.kind != EntryKind::kRun || entry.tag != tag || is_element(id)) continue;
+    if (entry.client != client.id || entry.kind != EntryKind::kRun || entry.tag != tag || is_composite_run(id))
+      continue;
     if (entry.state == EntryState::kWaiting) drop(id, text);
     return true;
   }

@@ -66,10 +66,10 @@ class Grants {
 
   // Runs that Loops makes. `composite`: its number there, not 0. Such a run is no run of the client: its end frees no
   // credit of the client, and no cancel names it.
-  EntryId submit_element(ClientState& client, std::span<const std::byte> run, GroupId group, uint64_t composite);
+  EntryId submit_composite_run(ClientState& client, std::span<const std::byte> run, GroupId group, uint64_t composite);
   /// Calls f(run) for each run of a composite that no host was granted, and drops it. Nobody is notified.
   template <typename F>
-  void drop_elements(uint64_t composite, F&& f) {
+  void drop_composite_runs(uint64_t composite, F&& f) {
     std::vector<EntryId> waiting;
     for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> run) {
       if (id >= composite_of_.size() || composite_of_[id] != composite || entry.state != EntryState::kWaiting) return;
@@ -78,15 +78,15 @@ class Grants {
     });
     drop_silently(waiting);
   }
-  /// A run of a composite that is over or dropped. `verdict`: whether the scalar by which it decides was true; false if
+  /// A run of a composite that is over or dropped. `goes_on`: whether the scalar by which it decides was true; false if
   /// it has none, or if that failed.
-  struct ElementOver {
+  struct CompositeRunOver {
     uint64_t composite;
     EntryId id;
-    bool verdict;
+    bool goes_on;
   };
   /// The caller empties it.
-  std::vector<ElementOver>& elements_over() { return elements_over_; }
+  std::vector<CompositeRunOver>& composite_runs_over() { return composite_runs_over_; }
   /// Calls f(id, entry, record) for each entry that no host was granted, dropped ones included.
   template <typename F>
   void for_each_waiting(F&& f) const {
@@ -146,7 +146,7 @@ class Grants {
   void settle_granted();
   void release_donated(EntryId id);
   void drop_silently(std::vector<EntryId>& waiting);
-  bool is_element(EntryId id) const { return id < composite_of_.size() && composite_of_[id] != 0; }
+  bool is_composite_run(EntryId id) const { return id < composite_of_.size() && composite_of_[id] != 0; }
   void retire(EntryId id, uint32_t client);
   void gangs_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
   void branches_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
@@ -163,12 +163,12 @@ class Grants {
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<std::unique_ptr<const RunParts>> parts_;  ///< by plan; nullptr: its hosts get whole records
   std::vector<uint64_t> composite_of_;                  ///< by entry: the composite that it is a run of; 0: of none
-  std::vector<ElementOver> elements_over_;
+  std::vector<CompositeRunOver> composite_runs_over_;
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
   OrderTrace trace_;
   std::vector<uint64_t> gangs_;  ///< by host: gang launches (GANG-1)
   DeviceTimes times_;
-  std::vector<EntryId> over_;  ///< runs that are over, of which `shares_` is not told before the look is divided
+  std::vector<EntryId> over_;  ///< runs that are over, of which `shares_` is not told before the batch is divided
 };
 
 }  // namespace pathways

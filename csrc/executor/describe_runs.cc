@@ -32,12 +32,12 @@ std::string Executor::describe_run(uint32_t slot) const {
       text += name + (memory_.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");
     }
     const uint64_t key = node_key(run.order, node.global_node);
-    const Exchange* exchange = node.kind == NodeKind::kTransfer ? transfers_.find(key) : nullptr;
-    if (exchange == nullptr) continue;
-    text += name + ": " + std::to_string(exchange->sends_left) + " sends, " + std::to_string(exchange->receives_left) +
+    const PendingTransfer* transfer = node.kind == NodeKind::kTransfer ? transfers_.find(key) : nullptr;
+    if (transfer == nullptr) continue;
+    text += name + ": " + std::to_string(transfer->sends_left) + " sends, " + std::to_string(transfer->receives_left) +
             " sources to come";
     if (receives_.is_waiting(key)) text += ", no room to receive";
-    if (exchange->sends_left != 0 && exchange->source_ready) text += ", nobody has said where to write";
+    if (transfer->sends_left != 0 && transfer->source_ready) text += ", nobody has said where to write";
   }
   for (uint32_t i = 0; i < run.choices.size(); ++i) {
     if (run.choices[i].is_decided()) continue;

@@ -308,10 +308,10 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
 
 uint32_t Executor::look() {
   is_looking_ = true;
-  clock_.begin_look();
+  clock_.begin_batch();
   const uint32_t settled =
       tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
-  clock_.end_look();
+  clock_.end_batch();
   is_looking_ = false;
   return settled;
 }

@@ -221,7 +221,7 @@ void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expe
                                      gangs,
                                      expected,
                                      options_.host,
-                                     time.look,
+                                     time.batch,
                                      time.busy_ns,
                                      taken.sure(),
                                      taken.chosen & taken.sure()});

@@ -18,7 +18,7 @@ constexpr uint32_t kSelf = 0;  // the only client of this link
 }  // namespace
 
 ClientLinkAtClient::ClientLinkAtClient(Segment client, Segment bell, StatusBlock* status, Clock clock)
-    : Link(clock, /*is_home=*/false),
+    : Link(clock, /*is_head=*/false),
       client_(std::move(client)),
       bell_segment_(std::move(bell)),
       view_(client_),
@@ -119,7 +119,7 @@ void ClientLinkAtClient::return_leases(const LentBlocks::Lent& lent) {
   if (view_.arena().is_there()) (void)view_.arena().return_all(lent.offset, lent.others);
 }
 
-/// Bytes on their way to home are kept there, too.
+/// Bytes on their way to the head are kept there, too.
 void ClientLinkAtClient::count_kept() {
   view_.kept_elsewhere().store(lent_bytes_ - kept_.taken + kept_.in_use, std::memory_order_relaxed);
 }
@@ -142,7 +142,7 @@ void ClientLinkAtClient::take(const FrameHeader& header, std::span<const std::by
     case FrameKind::kBlockOver:
       return take_block_over(first_of<uint64_t>(payload, "the number of a block"));
     case FrameKind::kKept:
-      kept_ = first_of<KeptFrame>(payload, "what home keeps");
+      kept_ = first_of<KeptFrame>(payload, "what the head keeps");
       if (kept_.taken > lent_bytes_) refuse("more blocks than were sent");
       return count_kept();
     case FrameKind::kCredit:

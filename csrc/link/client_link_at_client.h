@@ -1,9 +1,9 @@
-/// ClientLinkAtClient: the client's end of the link between a client's machine and home.
+/// ClientLinkAtClient: the client's end of the link between a client's machine and the head.
 ///
 /// The client has its block, and believes that the controller and the hosts are here: the link reads its rings as the
 /// controller does, completes its futures as hosts do, and writes the cluster's status. What the client leases to hosts
-/// goes to home by value, and the link returns all leases of a block together. Home tells how much of the client's
-/// memory it keeps, so that the client has no more there and here than its arena is large (ClientBlock).
+/// goes to the head by value, and the link returns all leases of a block together. The head tells how much of the
+/// client's memory it keeps, so that the client has no more there and here than its arena is large (ClientBlock).
 ///
 /// TRUST-1: the client may be another process, so its block is used through a view.
 #pragma once
@@ -57,7 +57,7 @@ class ClientLinkAtClient final : public Link {
   Outbox to_client_;
   RecordCredit credit_;
   LentBlocks lent_;
-  uint64_t lent_bytes_ = 0;  ///< of all blocks that went to home
+  uint64_t lent_bytes_ = 0;  ///< of all blocks that went to the head
   KeptFrame kept_{};
 };
 

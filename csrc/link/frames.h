@@ -1,26 +1,26 @@
 /// The frames of a link between machines: a header, and a payload padded to 8 bytes, in the machine's byte order (both
 /// ends are little-endian; nothing else runs jaxlib). Records are the same bytes as on rings.
 ///
-/// "home" is the controller's machine. A host link (machine_link.h) joins it with a machine that has hosts, "agent"; a
-/// client link (client_link_at_home.h) joins it with a machine that has a client.
+/// "head" is the controller's machine. A host link (machine_link.h) joins it with a machine that has hosts, "agent"; a
+/// client link (client_link_at_head.h) joins it with a machine that has a client.
 ///
 ///   kind              from -> to        a, b                 payload
-///   kFromController   home -> agent     host, incarnation    a record of the controller to the host
-///   kToController     agent -> home     host, incarnation    a record of the host to the controller, or a
+///   kFromController   head -> agent     host, incarnation    a record of the controller to the host
+///   kToController     agent -> head     host, incarnation    a record of the host to the controller, or a
 ///                                                            FutureDoneRecord
 ///   kPeer             both, of hosts    host, incarnation    a PeerHeader that names the source, and a record
-///   kBlock            home -> agent     client, count        BlockFrame, and a BlockHost for each host
-///                     client -> home    group, 0             BlockFrame, and the stamp of the lease (8 bytes)
+///   kBlock            head -> agent     client, count        BlockFrame, and a BlockHost for each host
+///                     client -> head    group, 0             BlockFrame, and the stamp of the lease (8 bytes)
 ///   kData             both              client, 0            DataFrame, and bytes of a block
-///   kBlockOver        home -> client    0, 0                 a word: the number of a block; nothing more comes
-///   kKept             home -> client    0, 0                 KeptFrame: what home keeps of the client's blocks
-///   kPing             home -> other     0, 0                 a word: the sender's clock; once per second
-///   kPong             other -> home     0, 0                 PongFrame: that word, and the answerer's clock
-///   kFromClient       client -> home    ClientRing, 0        a record of the client to the controller
-///   kToClient         home -> client    0, 0                 a record of the controller to the client
-///   kFutureDone       home -> client    0, 0                 FutureDoneRecord: a host has done its part of a future
-///   kRetired          home -> client    0, 0                 a word: how many runs of the client are over
-///   kStatus           home -> client    status, is traced    the text of the cluster's failure
+///   kBlockOver        head -> client    0, 0                 a word: the number of a block; nothing more comes
+///   kKept             head -> client    0, 0                 KeptFrame: what the head keeps of the client's blocks
+///   kPing             head -> other     0, 0                 a word: the sender's clock; once per second
+///   kPong             other -> head     0, 0                 PongFrame: that word, and the answerer's clock
+///   kFromClient       client -> head    ClientRing, 0        a record of the client to the controller
+///   kToClient         head -> client    0, 0                 a record of the controller to the client
+///   kFutureDone       head -> client    0, 0                 FutureDoneRecord: a host has done its part of a future
+///   kRetired          head -> client    0, 0                 a word: how many runs of the client are over
+///   kStatus           head -> client    status, is traced    the text of the cluster's failure
 ///   kCredit           both, of clients  0, 0                 a word: bytes of records that the reader's ring has taken
 ///
 /// No two machines share a clock: a time in a record of kFromController or kFromClient is the time that is left, or
@@ -83,7 +83,7 @@ struct BlockHost {
 };
 
 struct KeptFrame {
-  uint64_t taken;   ///< bytes of all blocks that home has taken from the client
+  uint64_t taken;   ///< bytes of all blocks that the head has taken from the client
   uint64_t in_use;  ///< bytes that it still keeps
   bool operator==(const KeptFrame&) const = default;
 };

@@ -6,8 +6,9 @@
 ///
 /// What is on the other machine has a twin on this one, a block of shared memory: the processes here write and read the
 /// rings of the twin as ever, and the link is the other end of them. This class has what all links share: whole frames,
-/// in their order, in both directions (frames.h). A MachineLink joins home, the controller's machine, with a machine
-/// that has hosts; ClientLinkAtHome and ClientLinkAtClient are the ends of one that joins home with a client's machine.
+/// in their order, in both directions (frames.h). A MachineLink joins the head, the controller's machine, with a
+/// machine that has hosts; ClientLinkAtHead and ClientLinkAtClient are the ends of one that joins the head with a
+/// client's machine.
 ///
 ///   LINK-1 (order)   what one ring carries arrives in its order, once and whole. A future's completion arrives before
 ///                    the end of its run, because both are records of one ring.
@@ -67,16 +68,16 @@ class Link : public std::enable_shared_from_this<Link> {
 
   struct Stats {
     uint64_t bytes_out = 0, bytes_in = 0, records_out = 0, records_in = 0, dropped = 0;
-    int64_t round_trip_ns = 0;   ///< of the last ping, at home; 0: none yet
+    int64_t round_trip_ns = 0;   ///< of the last ping, at the head; 0: none yet
     int64_t heard_ns = 0;        ///< how long ago something was delivered
     int64_t clock_ahead_ns = 0;  ///< how far the other end's clock is ahead, within half a round trip; 0: not known yet
   };
   Stats stats();
 
  protected:
-  /// `clock`: this machine's (monotonic_ns). `is_home`: this end sends pings. The other end's answers tell home that it
-  /// lives, and the pings tell it the same of home.
-  Link(Clock clock, bool is_home);
+  /// `clock`: this machine's (monotonic_ns). `is_head`: this end sends pings. The other end's answers tell the head
+  /// that it lives, and the pings tell it the same of the head.
+  Link(Clock clock, bool is_head);
 
   struct Block {  ///< a block of memory that is being sent
     uint32_t client;
@@ -123,7 +124,7 @@ class Link : public std::enable_shared_from_this<Link> {
   }
 
   const Clock clock_;
-  const bool is_home_;
+  const bool is_head_;
   std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: nobody is to be woken
   uint32_t slot_ = 0;
   std::mutex mutex_;

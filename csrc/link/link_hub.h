@@ -1,7 +1,7 @@
 /// LinkHub: what the links of one machine share: which host is reached over which link, and the clients' memory.
 ///
-/// The hub of the controller's machine ("home") has one link to each agent, and passes on what agents' hosts say to
-/// each other. The hub of an agent has one link, to home.
+/// The hub of the controller's machine ("head") has one link to each agent, and passes on what agents' hosts say to
+/// each other. The hub of an agent has one link, to the head.
 ///
 /// LINK-2 (known)   a frame counts only if it names a host, in its present incarnation, which the link's own end of the
 ///                  cluster has (link.h checks senders, the hub destinations); or a client that is here. So a machine

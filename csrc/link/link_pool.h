@@ -1,5 +1,5 @@
-/// LinkPool: all links of one process, for which one thread sends: at home those to all machines and clients, elsewhere
-/// the one to home.
+/// LinkPool: all links of one process, for which one thread sends: at the head those to all machines and clients,
+/// elsewhere the one to the head.
 ///
 ///   sender thread     loop: c = pool.collect(buffer); if none: pool.wait(...); else send c.bytes bytes on link c.slot
 ///   receiver thread   pool does not take part: link.deliver(the bytes that have come)

@@ -17,13 +17,13 @@ std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, Clock cloc
   return link;
 }
 
-MachineLink::MachineLink(LinkHub& hub, End end, Clock clock) : Link(clock, end == End::kHome), hub_(hub), end_(end) {}
+MachineLink::MachineLink(LinkHub& hub, End end, Clock clock) : Link(clock, end == End::kHead), hub_(hub), end_(end) {}
 
 void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView& block, ControllerBlock* controller,
                            std::shared_ptr<const void> keep) {
   remove_host(number);
   FarHost host{std::move(keep), incarnation, {}, {}, {}, {}, nullptr};
-  if (end_ == End::kHome) {
+  if (end_ == End::kHead) {
     host.from = block.inbox();
     host.to = Outbox(block.outgoing(), &controller->doorbell, &controller->ready_bitmap, number);
   } else {
@@ -41,14 +41,14 @@ void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView&
     if (pool_ != nullptr && end_ == End::kAgent) pool_->add_bell(slot_, host.bell, host.keep);
     hosts_.insert_or_assign(number, std::move(host));
   }
-  if (end_ == End::kHome) hub_.add_destination(number, incarnation, shared_from_this());
-  if (pool_ != nullptr && end_ == End::kHome) pool_->add_host(number, slot_);
+  if (end_ == End::kHead) hub_.add_destination(number, incarnation, shared_from_this());
+  if (pool_ != nullptr && end_ == End::kHead) pool_->add_host(number, slot_);
   wake();
 }
 
 void MachineLink::remove_host(uint32_t number) {
-  if (end_ == End::kHome) hub_.remove_destination(number, this);
-  if (pool_ != nullptr && end_ == End::kHome) pool_->remove_host(number, slot_);
+  if (end_ == End::kHead) hub_.remove_destination(number, this);
+  if (pool_ != nullptr && end_ == End::kHead) pool_->remove_host(number, slot_);
   {
     const std::lock_guard lock(mutex_);
     const auto found = hosts_.find(number);
@@ -56,7 +56,7 @@ void MachineLink::remove_host(uint32_t number) {
     if (pool_ != nullptr && end_ == End::kAgent) pool_->remove_bell(slot_, found->second.bell);
     hosts_.erase(found);
     lent_.remove_host(number);  // LINK-2
-    if (end_ == End::kHome && data_.has_value() && lent_.find(data_->number) == nullptr) data_.reset();
+    if (end_ == End::kHead && data_.has_value() && lent_.find(data_->number) == nullptr) data_.reset();
     if (end_ == End::kAgent && hosts_.empty()) {  // the hosts of an agent start anew together, with new twins
       twins_.clear();
       data_.reset();
@@ -77,7 +77,7 @@ Segment MachineLink::twin_client(uint32_t client, size_t arena_bytes) {
 
 void MachineLink::forget() {
   for (const auto& [number, host] : hosts_) {
-    if (end_ == End::kHome) hub_.remove_destination(number, this);
+    if (end_ == End::kHead) hub_.remove_destination(number, this);
   }
   hosts_.clear();
   twins_.clear();

@@ -1,11 +1,11 @@
-/// MachineLink: the link between home and a machine that has hosts.
+/// MachineLink: the link between the head and a machine that has hosts.
 ///
-/// Home, the controller's machine, has a twin of each far host's block: the controller writes and reads its rings as
-/// ever, and the link is the host's end of them. The agent's machine has the hosts' own blocks, and the link is the
+/// The head, the controller's machine, has a twin of each far host's block: the controller writes and reads its rings
+/// as ever, and the link is the host's end of them. The agent's machine has the hosts' own blocks, and the link is the
 /// controller's end.
 ///
 /// A block that a command leases to hosts of this link crosses by value, once for all of them (kBlock, kData): the
-/// agent has memory of its own for each client's blocks (link/far_blocks.h). Home returns the hosts' leases when a
+/// agent has memory of its own for each client's blocks (link/far_blocks.h). The head returns the hosts' leases when a
 /// put's bytes are in the link, and that of a fetch when the host has answered. All hosts of a fetch must be on one
 /// machine, because a whole block comes back.
 #pragma once
@@ -29,16 +29,16 @@ namespace pathways {
 
 class MachineLink final : public Link {
  public:
-  enum class End : uint8_t { kHome, kAgent };
+  enum class End : uint8_t { kHead, kAgent };
 
-  /// `pool`: whose sender collects from it. At home the controller marks hosts there; hosts ring at the agent's twin of
-  /// the controller's block.
+  /// `pool`: whose sender collects from it. At the head the controller marks hosts there; hosts ring at the agent's
+  /// twin of the controller's block.
   static std::shared_ptr<MachineLink> open(LinkHub& hub, End end, Clock clock = monotonic_ns,
                                            std::shared_ptr<LinkPool> pool = nullptr);
   MachineLink(LinkHub& hub, End end, Clock clock);
   ~MachineLink() override { close(); }
 
-  /// Home: `block` is the twin of a host of the other machine, `controller` the controller's block. Agent: `block` is
+  /// Head: `block` is the twin of a host of the other machine, `controller` the controller's block. Agent: `block` is
   /// the host's own, `controller` the twin. The link drops `keep`, which keeps both mapped, when it uses them no more:
   /// some time after `remove_host`, which waits for nobody.
   void add_host(uint32_t host, int32_t incarnation, const HostView& block, ControllerBlock* controller,
@@ -88,7 +88,7 @@ class MachineLink final : public Link {
   std::map<uint32_t, FarHost> hosts_;
   uint32_t next_host_ = 0;                    ///< where the next pass begins
   std::unordered_map<uint32_t, Twin> twins_;  ///< agent
-  LentBlocks lent_;                           ///< home
+  LentBlocks lent_;                           ///< the head
 };
 
 }  // namespace pathways

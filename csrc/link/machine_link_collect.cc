@@ -23,12 +23,12 @@ void MachineLink::send_records(FrameWriter& to) {
 
 /// Sends what a host's ring has. False: there is no room for more.
 bool MachineLink::pump_host(uint32_t number, FarHost& host, FrameWriter& to) {
-  const bool is_home = end_ == End::kHome;
-  const FrameKind kind = is_home ? FrameKind::kFromController : FrameKind::kToController;
+  const bool is_head = end_ == End::kHead;
+  const FrameKind kind = is_head ? FrameKind::kFromController : FrameKind::kToController;
   return pump(host.from, record_, [&](std::span<std::byte> record) {
     if (record.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "a ring has a record without a header");
-    if (!(is_home ? lease(number, record, to) : answer_fetch(record, to)) || !to.fits(record.size())) return false;
-    if (is_home) move_times(record, -clock_());
+    if (!(is_head ? lease(number, record, to) : answer_fetch(record, to)) || !to.fits(record.size())) return false;
+    if (is_head) move_times(record, -clock_());
     std::memcpy(to.begin(kind, number, host.incarnation, record.size()), record.data(), record.size());
     ++stats_.records_out;
     return true;

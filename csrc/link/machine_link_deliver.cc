@@ -9,12 +9,12 @@
 namespace pathways {
 
 void MachineLink::take(const FrameHeader& header, std::span<const std::byte> payload) {
-  const bool is_home = end_ == End::kHome;
+  const bool is_head = end_ == End::kHead;
   if (header.kind == FrameKind::kPeer) return take_peer(header, payload);
   if (header.kind == FrameKind::kData) return take_data(header, payload);
-  if (header.kind == FrameKind::kFromController && !is_home) return take_from_controller(header, payload);
-  if (header.kind == FrameKind::kBlock && !is_home) return take_block(header, payload);
-  if (header.kind == FrameKind::kToController && is_home) return take_to_controller(header, payload);
+  if (header.kind == FrameKind::kFromController && !is_head) return take_from_controller(header, payload);
+  if (header.kind == FrameKind::kBlock && !is_head) return take_block(header, payload);
+  if (header.kind == FrameKind::kToController && is_head) return take_to_controller(header, payload);
   refuse("a frame of kind " + std::to_string(static_cast<int>(header.kind)) + ", which this end does not take");
 }
 
@@ -60,7 +60,7 @@ void MachineLink::take_to_controller(const FrameHeader& header, std::span<const 
 
 void MachineLink::take_peer(const FrameHeader& header, std::span<const std::byte> payload) {
   const auto source = first_of<PeerHeader>(payload, "a record of a host to another");
-  if (end_ == End::kHome) {
+  if (end_ == End::kHead) {
     // LINK-2: the source is of this link, and the destination in the incarnation that the source knows.
     const std::shared_ptr<Link> way = hub_.link_to(header.a, header.b);
     if (host_of(source.host, source.epoch) == nullptr || way == nullptr || way.get() == this) {
@@ -97,7 +97,7 @@ void MachineLink::take_data(const FrameHeader& header, std::span<const std::byte
   const auto data = first_of<DataFrame>(payload, "bytes of a block");
   payload = payload.subspan(sizeof data);
   bool is_taken = false;
-  if (end_ == End::kHome) {
+  if (end_ == End::kHead) {
     const LentBlocks::Lent* lent = lent_.writable(header.a, data.number, data.at, payload.size());
     is_taken = lent != nullptr && hub_.write(header.a, lent->offset, data.at, payload);
   } else if (const auto twin = twins_.find(header.a); twin != twins_.end()) {

@@ -158,7 +158,7 @@ class CompositeWalk {
   std::vector<Turns> turns_;    ///< the loops around, the outermost first
   uint32_t many_left_ = 0;      ///< those of them with a count that are not at their last iteration
   bool is_waiting_ = false;
-  bool goes_on_ = false;  ///< the last verdict
+  bool goes_on_ = false;  ///< what the last run that decides said
   Ahead ahead_;
   std::vector<uint32_t> carry_;  ///< scratch
   std::vector<uint64_t> inputs_, released_, taken_;

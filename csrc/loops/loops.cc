@@ -66,18 +66,18 @@ Loops::Loop* Loops::find(uint64_t number) const {
 }
 
 uint32_t Loops::advance() {
-  for (const Grants::ElementOver& over : grants_.elements_over()) {
+  for (const Grants::CompositeRunOver& over : grants_.composite_runs_over()) {
     Loop* loop = find(over.composite);
     PW_DCHECK(loop != nullptr && loop->in_flight != 0);
     --loop->in_flight;
     if (ahead_[over.id] != 0) {
-      loop->walk.tell(ahead_[over.id], over.verdict);
+      loop->walk.tell(ahead_[over.id], over.goes_on);
     } else if (loop->walk.is_waiting() && loop->deciding == over.id) {
-      loop->walk.decide(over.verdict);
+      loop->walk.decide(over.goes_on);
     }
     ready_.push_back(over.composite);
   }
-  grants_.elements_over().clear();
+  grants_.composite_runs_over().clear();
   looked_.clear();
   std::swap(looked_, ready_);
   std::sort(looked_.begin(), looked_.end());
@@ -160,7 +160,7 @@ bool Loops::order(Loop& loop, ClientState& client, const CompositeStep& step) {
   append(std::as_bytes(inputs));
   append(std::as_bytes(std::span(outputs)));
   if (is_any_wanted) append(std::as_bytes(std::span(wanted)));
-  const EntryId id = grants_.submit_element(client, run_, step.group, loop.number);
+  const EntryId id = grants_.submit_composite_run(client, run_, step.group, loop.number);
   shares_.entered(client.id, step.plan, id);
   ++loop.in_flight;
   loop.deciding = id;
@@ -217,7 +217,7 @@ void Loops::end(Loop& loop, std::string_view text, uint16_t detail) {
   if (client == nullptr) return;
   const std::vector<uint64_t> results = results_of(loop.record);
   std::vector<uint64_t> taken;  // by runs that are dropped: nobody takes these buffers
-  grants_.drop_elements(loop.number, [&](std::span<const std::byte> run) {
+  grants_.drop_composite_runs(loop.number, [&](std::span<const std::byte> run) {
     const auto record = read_record<RunRecord>(run);
     const PlanMemory* memory = ledger_.memory_of(record.plan);
     for (size_t i = 0; memory != nullptr && i < memory->donated.size(); ++i) {

@@ -132,7 +132,7 @@ struct RunDoneRecord {
   uint32_t gangs;     ///< gang launches of this run on this host (GANG-1)
   uint32_t expected;  ///< those in the host's plan, in branches that are taken: it launches all of them or none
   uint32_t host;
-  uint32_t look = 0;    ///< runs of this host whose ends it noticed together have the same number
+  uint32_t batch = 0;   ///< runs of this host whose ends it noticed together have the same number
   int64_t busy_ns = 0;  ///< time in which some device of this host was busy for the run
   uint64_t known = 0;   ///< the predicates that this host knows, by their bits (GANG-1, plan/branches.h)
   uint64_t chosen = 0;  ///< those of them that hold

@@ -12,13 +12,13 @@ void TransferManager::prepare(NodeRef ref) {
   const NodeRecord& node = plan.node(ref.node);
   if (is_local(plan, node)) return;
   const uint64_t key = node_key(run.order, node.global_node);
-  const auto [at, is_new] = exchanges_.try_emplace(key);
+  const auto [at, is_new] = pending_.try_emplace(key);
   PW_CHECK(is_new);
-  Exchange& exchange = at->second;
-  exchange.run = ref.run;
-  exchange.node = ref.node;
-  exchange.sends_left = node.destination_count;
-  exchange.receives_left = node.source_count;
+  PendingTransfer& transfer = at->second;
+  transfer.run = ref.run;
+  transfer.node = ref.node;
+  transfer.sends_left = node.destination_count;
+  transfer.receives_left = node.source_count;
   if (queues_.gangs_block() && node.destination_count != 0) {
     trim_sends();
     unsourced_.push_back(key);
@@ -26,7 +26,7 @@ void TransferManager::prepare(NodeRef ref) {
   }
   if (node.output_count == 0) return;
   if (receives_.begin(key, *this)) return;
-  exchange.times.was_stalled = true;
+  transfer.times.was_stalled = true;
 }
 
 bool TransferManager::is_local(const Plan& plan, const NodeRecord& node) const {
@@ -48,11 +48,11 @@ void TransferManager::start(NodeRef ref) {
   }
   ++started_;
   const uint64_t key = node_key(run.order, node.global_node);
-  Exchange& exchange = exchanges_.at(key);
+  PendingTransfer& transfer = pending_.at(key);
   if (error == 0) {
-    exchange.source = refs_.retain(run.values[input]);
+    transfer.source = refs_.retain(run.values[input]);
     tracker_.add(node.input_devices, {PendingValue::Kind::kSend, false, ref.run, ref.node,
-                                      refs_.retain(exchange.source), key, tracker_.age()});
+                                      refs_.retain(transfer.source), key, tracker_.age()});
   }
   flow_.read_done(run, plan.inputs(node));
   if (error != 0) source_settled(key, error);
@@ -98,31 +98,31 @@ void TransferManager::trace_move(NodeRef ref, Run& run, const NodeRecord& node, 
 }
 
 void TransferManager::source_settled(uint64_t key, uint32_t error) {
-  Exchange& exchange = exchanges_.at(key);
-  if (runs_[exchange.run].is_traced()) exchange.times.source_ready_ns = now_ns_();
-  exchange.source_ready = true;
-  exchange.source_error = error;
+  PendingTransfer& transfer = pending_.at(key);
+  if (runs_[transfer.run].is_traced()) transfer.times.source_ready_ns = now_ns_();
+  transfer.source_ready = true;
+  transfer.source_error = error;
   if (error == 0) send_early(key);
-  if (!exchange.ready_receives.empty()) {
+  if (!transfer.ready_receives.empty()) {
     try_send(key);
-  } else if (exchange.sends_left == 0) {  // nobody is left to send to
-    refs_.reset(exchange.source);
+  } else if (transfer.sends_left == 0) {  // nobody is left to send to
+    refs_.reset(transfer.source);
     finish(key);
   }
 }
 
 bool TransferManager::take_memory(uint64_t key) {
-  Exchange& exchange = exchanges_.at(key);
-  Run& run = runs_[exchange.run];
-  const NodeRecord& node = run.plan->plan.node(exchange.node);
+  PendingTransfer& transfer = pending_.at(key);
+  Run& run = runs_[transfer.run];
+  const NodeRecord& node = run.plan->plan.node(transfer.node);
   std::vector<ReceiveBuffers> receives;
-  const Status status = mover_.begin_receive(run.context(exchange.node), &receives);
+  const Status status = mover_.begin_receive(run.context(transfer.node), &receives);
   if (status == Status::kNoMemory) return false;
-  exchange.has_room = status == Status::kOk;
-  if (run.is_traced()) exchange.times.announced_ns = now_ns_();
+  transfer.has_room = status == Status::kOk;
+  if (run.is_traced()) transfer.times.announced_ns = now_ns_();
   if (status != Status::kOk) {
     // Announces to the sources a receive without offsets, so that they write nothing and end their part.
-    exchange.receive_error = errors_.add(std::string(mover_.last_error()));
+    transfer.receive_error = errors_.add(std::string(mover_.last_error()));
     receives.clear();
     for (uint32_t source : run.plan->plan.sources(node)) receives.push_back({source, {}});
   }
@@ -130,14 +130,14 @@ bool TransferManager::take_memory(uint64_t key) {
   const uint32_t global = node.global_node;
   for (ReceiveBuffers& receive : receives) {
     if (receive.source == host_) {
-      exchange.ready_receives.push_back(std::move(receive));
+      transfer.ready_receives.push_back(std::move(receive));
     } else if (!peers_.is_dead(receive.source, order)) {
       if (peers_.is_closed(receive.source)) receive.offsets.clear();
       link_.receive_ready(receive.source, order, global, receive.offsets);
     }
   }
-  if (!exchange.has_room) exchange.early_arrivals.clear();
-  if (!exchange.early_arrivals.empty()) placeable_.push_back(key);
+  if (!transfer.has_room) transfer.early_arrivals.clear();
+  if (!transfer.early_arrivals.empty()) placeable_.push_back(key);
   try_send(key);
   return true;
 }
@@ -145,50 +145,50 @@ bool TransferManager::take_memory(uint64_t key) {
 Status TransferManager::on_receive_ready(uint64_t order, uint32_t node, uint32_t host,
                                          std::span<const uint64_t> offsets) {
   const uint64_t key = node_key(order, node);
-  const auto at = exchanges_.find(key);
-  if (at == exchanges_.end()) {  // ERR-1: a transfer that is over here has heard of all its destinations
+  const auto at = pending_.find(key);
+  if (at == pending_.end()) {  // ERR-1: a transfer that is over here has heard of all its destinations
     link_.receive_done(host, order, node, Outcome::kFailed, peers_.why_refused(order));
     return Status::kOk;
   }
-  Exchange& exchange = at->second;
-  if (!has_part(exchange, host, false)) return Status::kInvalid;
-  if (std::find(exchange.announced.begin(), exchange.announced.end(), host) != exchange.announced.end())
+  PendingTransfer& transfer = at->second;
+  if (!has_part(transfer, host, false)) return Status::kInvalid;
+  if (std::find(transfer.announced.begin(), transfer.announced.end(), host) != transfer.announced.end())
     return Status::kInvalid;
-  exchange.announced.push_back(host);
-  if (EarlySend* early = EarlySends::find(exchange.early_sends, host);
+  transfer.announced.push_back(host);
+  if (EarlySend* early = EarlySends::find(transfer.early_sends, host);
       early != nullptr && announced_early_send(key, *early, offsets)) {
     return Status::kOk;
   }
-  exchange.ready_receives.push_back({host, {offsets.begin(), offsets.end()}});
+  transfer.ready_receives.push_back({host, {offsets.begin(), offsets.end()}});
   try_send(key);
   return Status::kOk;
 }
 
-/// Whether a host takes part in an exchange.
-bool TransferManager::has_part(const Exchange& exchange, uint32_t host, bool as_source) const {
-  const Plan& plan = runs_[exchange.run].plan->plan;
-  const NodeRecord& node = plan.node(exchange.node);
+/// Whether a host takes part in a transfer.
+bool TransferManager::has_part(const PendingTransfer& transfer, uint32_t host, bool as_source) const {
+  const Plan& plan = runs_[transfer.run].plan->plan;
+  const NodeRecord& node = plan.node(transfer.node);
   const auto hosts = as_source ? plan.sources(node) : plan.destinations(node);
   return std::find(hosts.begin(), hosts.end(), host) != hosts.end();
 }
 
 void TransferManager::try_send(uint64_t key) {
-  Exchange& exchange = exchanges_.at(key);
-  if (!exchange.source_ready || exchange.ready_receives.empty()) return;
-  const std::vector<ReceiveBuffers> ready_receives = std::move(exchange.ready_receives);
-  exchange.ready_receives.clear();
+  PendingTransfer& transfer = pending_.at(key);
+  if (!transfer.source_ready || transfer.ready_receives.empty()) return;
+  const std::vector<ReceiveBuffers> ready_receives = std::move(transfer.ready_receives);
+  transfer.ready_receives.clear();
   std::vector<SendState> states(ready_receives.size(), SendState::kFailed);
   std::string text;
-  const Outcome failure = exchange.source_error == kDead ? Outcome::kDead : Outcome::kFailed;
-  if (failure == Outcome::kFailed && exchange.source_error != 0) {
-    text = errors_.text(exchange.source_error);
+  const Outcome failure = transfer.source_error == kDead ? Outcome::kDead : Outcome::kFailed;
+  if (failure == Outcome::kFailed && transfer.source_error != 0) {
+    text = errors_.text(transfer.source_error);
   } else if (failure == Outcome::kFailed) {
-    if (runs_[exchange.run].is_traced()) exchange.times.send_ns = now_ns_();
+    if (runs_[transfer.run].is_traced()) transfer.times.send_ns = now_ns_();
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
-    mover_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
+    mover_.send(runs_[transfer.run].context(transfer.node), transfer.source, ready_receives, key, states);
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = mover_.last_error();
   }
-  for (size_t i = 0; i < ready_receives.size(); ++i) {  // each end_send may end the exchange
+  for (size_t i = 0; i < ready_receives.size(); ++i) {  // each end_send may end the transfer
     if (states[i] == SendState::kUnderWay) {
       peers_.send_begins(ready_receives[i].source);
       continue;
@@ -202,20 +202,20 @@ void TransferManager::try_send(uint64_t key) {
 /// A send is over: everything is written to `destination`, or never will be. Notifies the destination if it must.
 void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text,
                                Notice notice) {
-  Exchange& exchange = exchanges_.at(key);
-  const Run& run = runs_[exchange.run];
-  PW_CHECK(exchange.sends_left > 0);
+  PendingTransfer& transfer = pending_.at(key);
+  const Run& run = runs_[transfer.run];
+  PW_CHECK(transfer.sends_left > 0);
   if (run.is_traced() && outcome != Outcome::kDead) {
     const bool failed = outcome == Outcome::kFailed;
-    trace_.exchanged(run, exchange.node, TraceKind::kSend, destination, exchange.times, now_ns_(), failed);
+    trace_.exchanged(run, transfer.node, TraceKind::kSend, destination, transfer.times, now_ns_(), failed);
   }
-  if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
+  if (--transfer.sends_left == 0 && transfer.source_ready) refs_.reset(transfer.source);
   if (destination == host_) {
     source_done(key, destination, outcome, text);
   } else if ((outcome == Outcome::kDone && notice == Notice::kSeen) || peers_.is_dead(destination, run.order)) {
     finish(key);
   } else {
-    link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, outcome, text);
+    link_.receive_done(destination, run.order, run.plan->plan.node(transfer.node).global_node, outcome, text);
     finish(key);
   }
 }
@@ -223,13 +223,13 @@ void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outco
 Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome,
                                         std::string_view text) {
   const uint64_t key = node_key(order, node);
-  const auto at = exchanges_.find(key);
+  const auto at = pending_.find(key);
   // What has come has come, whatever its source says later: a stream may break before the source knows of it.
   const bool has_come =
-      at == exchanges_.end() ? peers_.has_come(order) : std::ranges::count(at->second.done_sources, host) != 0;
+      at == pending_.end() ? peers_.has_come(order) : std::ranges::count(at->second.done_sources, host) != 0;
   if (has_come && outcome == Outcome::kFailed) return Status::kOk;
   // A source is over only after this host has announced its receive, and this host was prepared then.
-  if (at == exchanges_.end() || host == host_ || !has_part(at->second, host, true)) {
+  if (at == pending_.end() || host == host_ || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
   const Run& run = runs_[at->second.run];
@@ -243,17 +243,17 @@ Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t 
 }
 
 void TransferManager::source_done(uint64_t key, uint32_t host, Outcome outcome, std::string_view text) {
-  Exchange& exchange = exchanges_.at(key);
-  PW_CHECK(exchange.receives_left > 0);
-  if (const Run& run = runs_[exchange.run]; run.is_traced() && outcome != Outcome::kDead) {
+  PendingTransfer& transfer = pending_.at(key);
+  PW_CHECK(transfer.receives_left > 0);
+  if (const Run& run = runs_[transfer.run]; run.is_traced() && outcome != Outcome::kDead) {
     const bool failed = outcome == Outcome::kFailed;
-    trace_.exchanged(run, exchange.node, TraceKind::kReceive, host, exchange.times, now_ns_(), failed);
+    trace_.exchanged(run, transfer.node, TraceKind::kReceive, host, transfer.times, now_ns_(), failed);
   }
-  exchange.done_sources.push_back(host);
-  if (outcome != Outcome::kDone && exchange.receive_error == 0) {
-    exchange.receive_error = outcome == Outcome::kDead ? kDead : errors_.add(std::string(text));
+  transfer.done_sources.push_back(host);
+  if (outcome != Outcome::kDone && transfer.receive_error == 0) {
+    transfer.receive_error = outcome == Outcome::kDead ? kDead : errors_.add(std::string(text));
   }
-  if (--exchange.receives_left == 0) finish_receive(key);
+  if (--transfer.receives_left == 0) finish_receive(key);
   finish(key);
 }
 
@@ -264,23 +264,23 @@ void TransferManager::miss(uint32_t slot, const Lost& lost) {
   }
 }
 
-/// Counts what a lost peer still owes to an exchange as failed. Nothing is written to a dead one from now on.
+/// Counts what a lost peer still owes to a transfer as failed. Nothing is written to a dead one from now on.
 void TransferManager::miss_in(uint64_t key, const Lost& lost) {
-  auto at = exchanges_.find(key);
-  if (at == exchanges_.end()) return;
+  auto at = pending_.find(key);
+  if (at == pending_.end()) return;
   const auto is_its = [&](const ReceiveBuffers& ready) { return ready.source == lost.host; };
   if (lost.state == LostPeer::kDead && std::erase_if(at->second.ready_receives, is_its) != 0) {
     end_send(key, lost.host, Outcome::kFailed, {});
-    at = exchanges_.find(key);
-    if (at == exchanges_.end()) return;
+    at = pending_.find(key);
+    if (at == pending_.end()) return;
   }
-  Exchange& exchange = at->second;
-  if (has_part(exchange, lost.host, true) && std::ranges::count(exchange.done_sources, lost.host) == 0) {
-    exchange.is_written |= exchange.has_room && lost.state == LostPeer::kAlive;
-    if (exchange.receives_left == 1) receives_.forget(key);  // it needs no memory any more
+  PendingTransfer& transfer = at->second;
+  if (has_part(transfer, lost.host, true) && std::ranges::count(transfer.done_sources, lost.host) == 0) {
+    transfer.is_written |= transfer.has_room && lost.state == LostPeer::kAlive;
+    if (transfer.receives_left == 1) receives_.forget(key);  // it needs no memory any more
     source_done(key, lost.host, Outcome::kFailed, lost.text);
-    at = exchanges_.find(key);
-    if (at == exchanges_.end()) return;
+    at = pending_.find(key);
+    if (at == pending_.end()) return;
   }
   if (has_part(at->second, lost.host, false) && std::ranges::count(at->second.announced, lost.host) == 0) {
     at->second.announced.push_back(lost.host);
@@ -295,27 +295,27 @@ void TransferManager::miss_in(uint64_t key, const Lost& lost) {
 }
 
 void TransferManager::finish_receive(uint64_t key) {
-  Exchange& exchange = exchanges_.at(key);
-  Run& run = runs_[exchange.run];
+  PendingTransfer& transfer = pending_.at(key);
+  Run& run = runs_[transfer.run];
   const Plan& plan = run.plan->plan;
-  const NodeRecord& node = plan.node(exchange.node);
-  const NodeContext where = run.context(exchange.node);
+  const NodeRecord& node = plan.node(transfer.node);
+  const NodeContext where = run.context(transfer.node);
   const uint32_t output = plan.outputs(node)[0];
   Value received = nullptr;
-  if (exchange.receive_error != 0) {
-    if (exchange.has_room && !exchange.is_written) mover_.abandon_receive(where);
-    flow_.propagate_error(exchange.run, output, exchange.receive_error);
+  if (transfer.receive_error != 0) {
+    if (transfer.has_room && !transfer.is_written) mover_.abandon_receive(where);
+    flow_.propagate_error(transfer.run, output, transfer.receive_error);
   } else if (mover_.finish_receive(where, &received) == Status::kOk) {
     memory_.book(run, node.devices, output, received);
-    flow_.deliver(exchange.run, output, received, node.devices, tracker_.next_age());
+    flow_.deliver(transfer.run, output, received, node.devices, tracker_.next_age());
   } else {
-    flow_.propagate_error(exchange.run, output, errors_.add(std::string(mover_.last_error())));
+    flow_.propagate_error(transfer.run, output, errors_.add(std::string(mover_.last_error())));
   }
 }
 
 /// Earlier gangs are launched already, because this call heads the FIFO of gangs.
 bool TransferManager::owes_before(const Run& run, const NodeRecord& node) {
-  if (!queues_.blocks(node) || exchanges_.empty()) return false;
+  if (!queues_.blocks(node) || pending_.empty()) return false;
   const uint64_t key = node_key(run.order, node.global_node);
   trim_sends();
   if (!unsourced_.empty() && unsourced_.front() < key) return true;
@@ -327,24 +327,25 @@ bool TransferManager::owes_before(const Run& run, const NodeRecord& node) {
 void TransferManager::trim_sends() {
   const auto trim = [&](std::deque<uint64_t>& keys, auto&& is_owed) {
     while (!keys.empty()) {
-      const auto at = exchanges_.find(keys.front());
-      if (at != exchanges_.end() && at->second.sends_left != 0 && is_owed(at->second)) return;
+      const auto at = pending_.find(keys.front());
+      if (at != pending_.end() && at->second.sends_left != 0 && is_owed(at->second)) return;
       keys.pop_front();
     }
   };
-  trim(unsourced_, [](const Exchange& exchange) { return exchange.source == nullptr && !exchange.source_ready; });
-  trim(unsent_, [](const Exchange&) { return true; });
+  trim(unsourced_,
+       [](const PendingTransfer& transfer) { return transfer.source == nullptr && !transfer.source_ready; });
+  trim(unsent_, [](const PendingTransfer&) { return true; });
 }
 
 void TransferManager::finish(uint64_t key) {
-  const auto at = exchanges_.find(key);
-  if (at == exchanges_.end()) return;
-  const Exchange& exchange = at->second;
-  if (exchange.sends_left != 0 || exchange.receives_left != 0) return;
-  const uint32_t slot = exchange.run;
-  const NodeRecord& node = runs_[slot].plan->plan.node(exchange.node);
-  if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part may end before the value is ready
-  exchanges_.erase(at);
+  const auto at = pending_.find(key);
+  if (at == pending_.end()) return;
+  const PendingTransfer& transfer = at->second;
+  if (transfer.sends_left != 0 || transfer.receives_left != 0) return;
+  const uint32_t slot = transfer.run;
+  const NodeRecord& node = runs_[slot].plan->plan.node(transfer.node);
+  if (node.input_count != 0 && !transfer.source_ready) return;  // a lost peer's part may end before the value is ready
+  pending_.erase(at);
   flow_.close_step(slot);
 }
 
@@ -353,14 +354,14 @@ void TransferManager::sent(const Sent& sent) {
   end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error, sent.notice);
 }
 
-const Exchange* TransferManager::find(uint64_t key) const {
-  const auto found = exchanges_.find(key);
-  return found == exchanges_.end() ? nullptr : &found->second;
+const PendingTransfer* TransferManager::find(uint64_t key) const {
+  const auto found = pending_.find(key);
+  return found == pending_.end() ? nullptr : &found->second;
 }
 
 void TransferManager::clear() {
-  for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
-  exchanges_.clear();
+  for (auto& [key, transfer] : pending_) refs_.reset(transfer.source);
+  pending_.clear();
   early_.clear();
   unsourced_.clear();
   unsent_.clear();
@@ -368,9 +369,9 @@ void TransferManager::clear() {
 }
 
 void TransferManager::validate() const {
-  for (const auto& [key, exchange] : exchanges_) {
-    PW_CHECK(runs_[exchange.run].plan != nullptr && runs_[exchange.run].order == order_of(key));
-    PW_CHECK(exchange.source == nullptr || exchange.sends_left != 0 || !exchange.source_ready);
+  for (const auto& [key, transfer] : pending_) {
+    PW_CHECK(runs_[transfer.run].plan != nullptr && runs_[transfer.run].order == order_of(key));
+    PW_CHECK(transfer.source == nullptr || transfer.sends_left != 0 || !transfer.source_ready);
   }
 }
 

@@ -4,7 +4,7 @@
 /// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
 /// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
 /// done); one on another machine sees it by itself, and is only told what failed. A transfer within the host is one
-/// call of the backend, and makes no exchange.
+/// call of the backend, and makes no pending transfer.
 ///
 ///   GANG-2  before the host launches a gang, it finishes whatever is earlier in the order and other hosts may need
 ///           (`owes_before`). Otherwise the peers of the gang may wait for that, directly or through other hosts,
@@ -21,7 +21,7 @@
 ///           A host that refuses a run tells those that announce a receive for it why.
 ///   ERR-2   a transfer that waits until a lost host announces a receive, or reports it done, fails with the failure
 ///           reason of that host. A host is notified of a loss after every run that it was granted together with the
-///           lost host. So each exchange with the lost host is prepared, and what the lost host has not announced or
+///           lost host. So each transfer with the lost host is prepared, and what the lost host has not announced or
 ///           written by now, it never will. The receives that it announced are forgotten, because they name memory that
 ///           its successor uses for other things. The successor is told nothing of those runs.
 ///
@@ -56,7 +56,7 @@ struct EarlyArrival {
 };
 
 /// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
-struct Exchange {
+struct PendingTransfer {
   uint32_t run = 0xffffffffu;
   uint32_t node = 0;
   Value source = nullptr;
@@ -83,11 +83,11 @@ class TransferManager : private ExecutorPart, private Receiver, private PeerWait
     peers_.add(*this);
   }
 
-  /// A transfer of a new run: makes its exchange, and announces its receive.
+  /// A transfer of a new run: opens it, and announces its receive.
   void prepare(NodeRef ref);
   /// A transfer that is ready: moves its value within the host, or lets it be sent when it is ready.
   void start(NodeRef ref);
-  /// The source value of an exchange is ready, or has failed with `error`.
+  /// The source value of a transfer is ready, or has failed with `error`.
   void source_settled(uint64_t key, uint32_t error);
   /// GANG-2: whether a transfer before this call still needs something that this host could not do after the launch.
   bool owes_before(const Run& run, const NodeRecord& node);
@@ -105,19 +105,19 @@ class TransferManager : private ExecutorPart, private Receiver, private PeerWait
   Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text);
 
   /// Exchanges under way.
-  size_t count() const { return exchanges_.size(); }
+  size_t count() const { return pending_.size(); }
   /// Transfers started, ever.
   uint64_t started() const { return started_; }
   /// nullptr: there is none.
-  const Exchange* find(uint64_t key) const;
-  /// Drops all values, and forgets all exchanges.
+  const PendingTransfer* find(uint64_t key) const;
+  /// Drops all values, and forgets all transfers.
   void clear();
   /// For debug builds and tests.
   void validate() const;
 
  private:
   bool is_local(const Plan& plan, const NodeRecord& node) const;
-  bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
+  bool has_part(const PendingTransfer& transfer, uint32_t host, bool as_source) const;
   void start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error);
   void trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved);
   /// Announces the receive. See Receiver.
@@ -140,7 +140,7 @@ class TransferManager : private ExecutorPart, private Receiver, private PeerWait
   Dataflow& flow_;
   ReceiveQueue& receives_;
   PeerBook& peers_;
-  std::unordered_map<uint64_t, Exchange> exchanges_;  ///< by order and global node
+  std::unordered_map<uint64_t, PendingTransfer> pending_;  ///< by order and global node
   EarlySends early_;
   std::vector<uint64_t> placeable_;          ///< receives that have memory, and early arrivals
   std::deque<uint64_t> unsourced_, unsent_;  ///< GANG-2: sends without their source; sends not done

@@ -10,27 +10,27 @@ namespace pathways {
 
 /// FAR-3: sends to the hosts of other machines that have not announced their receives.
 void TransferManager::send_early(uint64_t key) {
-  Exchange& exchange = exchanges_.at(key);
-  const Run& run = runs_[exchange.run];
-  const NodeContext where = run.context(exchange.node);
+  PendingTransfer& transfer = pending_.at(key);
+  const Run& run = runs_[transfer.run];
+  const NodeContext where = run.context(transfer.node);
   std::vector<ReceiveBuffers> early;
   std::vector<uint64_t> bytes;
-  for (const uint32_t destination : run.plan->plan.destinations(run.plan->plan.node(exchange.node))) {
+  for (const uint32_t destination : run.plan->plan.destinations(run.plan->plan.node(transfer.node))) {
     std::vector<uint64_t> offsets;
-    if (std::ranges::count(exchange.announced, destination) != 0 || peers_.is_closed(destination)) continue;
+    if (std::ranges::count(transfer.announced, destination) != 0 || peers_.is_closed(destination)) continue;
     const uint64_t room = mover_.early_bytes(where, destination, &offsets);
     if (room == 0 || !early_.take(destination, room)) continue;
     early.push_back({destination, std::move(offsets)});
     bytes.push_back(room);
   }
   if (early.empty()) return;
-  if (run.is_traced()) exchange.times.send_ns = now_ns_();
+  if (run.is_traced()) transfer.times.send_ns = now_ns_();
   std::vector<SendState> states(early.size(), SendState::kFailed);
-  mover_.send(where, exchange.source, early, key, states);
+  mover_.send(where, transfer.source, early, key, states);
   for (size_t i = 0; i < early.size(); ++i) {
     if (states[i] == SendState::kUnderWay) {
       peers_.send_begins(early[i].source);
-      exchange.early_sends.push_back({early[i].source, bytes[i]});
+      transfer.early_sends.push_back({early[i].source, bytes[i]});
     } else {  // it is sent again when its receive is announced
       early_.return_credit(early[i].source, bytes[i]);
     }
@@ -43,7 +43,7 @@ bool TransferManager::announced_early_send(uint64_t key, EarlySend& send, std::s
     send.offsets.emplace(offsets.begin(), offsets.end());
     return true;
   }
-  const auto removed = early_.remove(exchanges_.at(key).early_sends, send.destination);
+  const auto removed = early_.remove(pending_.at(key).early_sends, send.destination);
   if (removed->state == EarlySend::State::kFailed) return false;
   // What has no memory there is dropped there, and waits for a receive done.
   end_send(key, removed->destination, Outcome::kDone, {}, offsets.empty() ? Notice::kNeeded : Notice::kSeen);
@@ -52,14 +52,14 @@ bool TransferManager::announced_early_send(uint64_t key, EarlySend& send, std::s
 
 /// An early send is over. False: it was none.
 bool TransferManager::settle_early_send(uint64_t key, const Sent& sent) {
-  Exchange& exchange = exchanges_.at(key);
-  EarlySend* early = EarlySends::find(exchange.early_sends, sent.destination);
+  PendingTransfer& transfer = pending_.at(key);
+  EarlySend* early = EarlySends::find(transfer.early_sends, sent.destination);
   if (early == nullptr) return false;
   if (!early->offsets && !early->given_up) {
     early->state = sent.error.empty() ? EarlySend::State::kKept : EarlySend::State::kFailed;
     return true;
   }
-  auto removed = early_.remove(exchange.early_sends, sent.destination);
+  auto removed = early_.remove(transfer.early_sends, sent.destination);
   if (removed->given_up || peers_.is_dead(sent.destination, order_of(key))) {
     end_send(key, sent.destination, Outcome::kFailed, removed->given_up.value_or(sent.error));
   } else if (removed->offsets->empty()) {
@@ -67,7 +67,7 @@ bool TransferManager::settle_early_send(uint64_t key, const Sent& sent) {
   } else if (sent.error.empty()) {
     end_send(key, sent.destination, Outcome::kDone, {}, Notice::kSeen);
   } else {
-    exchange.ready_receives.push_back({sent.destination, std::move(*removed->offsets)});
+    transfer.ready_receives.push_back({sent.destination, std::move(*removed->offsets)});
     try_send(key);
   }
   return true;
@@ -85,16 +85,16 @@ void TransferManager::arrived(Arrived&& arrived) {
     return;
   }
   const uint64_t key = node_key(arrived.order, arrived.node);
-  const auto at = exchanges_.find(key);
-  if (at == exchanges_.end()) return;
-  Exchange& exchange = at->second;
-  if (!has_part(exchange, arrived.source, true) || std::ranges::count(exchange.done_sources, arrived.source) != 0)
+  const auto at = pending_.find(key);
+  if (at == pending_.end()) return;
+  PendingTransfer& transfer = at->second;
+  if (!has_part(transfer, arrived.source, true) || std::ranges::count(transfer.done_sources, arrived.source) != 0)
     return;
   if (!arrived.chunk) {
     source_done(key, arrived.source, Outcome::kDone, {});
-  } else if (exchange.has_room || exchange.receive_error == 0) {
-    exchange.early_arrivals.push_back({arrived.source, std::move(*arrived.chunk)});
-    if (exchange.has_room) placeable_.push_back(key);
+  } else if (transfer.has_room || transfer.receive_error == 0) {
+    transfer.early_arrivals.push_back({arrived.source, std::move(*arrived.chunk)});
+    if (transfer.has_room) placeable_.push_back(key);
   }
 }
 
@@ -102,8 +102,8 @@ uint32_t TransferManager::place_early() {
   if (placeable_.empty()) return 0;  // as in nearly every pass
   const std::vector<uint64_t> keys = std::exchange(placeable_, {});
   for (const uint64_t key : keys) {
-    const auto at = exchanges_.find(key);
-    if (at == exchanges_.end()) continue;
+    const auto at = pending_.find(key);
+    if (at == pending_.end()) continue;
     const std::vector<EarlyArrival> arrivals = std::exchange(at->second.early_arrivals, {});
     for (const EarlyArrival& arrival : arrivals) place(key, arrival);
   }
@@ -112,8 +112,8 @@ uint32_t TransferManager::place_early() {
 
 /// Writes what came early to the receive's memory, which there is now.
 void TransferManager::place(uint64_t key, const EarlyArrival& arrival) {
-  const auto at = exchanges_.find(key);
-  if (at == exchanges_.end() || std::ranges::count(at->second.done_sources, arrival.source) != 0) return;
+  const auto at = pending_.find(key);
+  if (at == pending_.end() || std::ranges::count(at->second.done_sources, arrival.source) != 0) return;
   const NodeContext where = runs_[at->second.run].context(at->second.node);
   if (mover_.place_early(where, arrival.source, arrival.chunk.bytes()) == Status::kOk) {
     source_done(key, arrival.source, Outcome::kDone, {});

@@ -90,7 +90,7 @@ void Dataflow::close_step(uint32_t slot) {
   if (--run.open != 0) return;
   if (run.is_traced()) trace_.over(run, clock_.now_ns());
   link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count() - run.untaken_gangs,
-                 {run.busy_ns, clock_.look()}, run.taken);
+                 {run.busy_ns, clock_.batch()}, run.taken);
   plans_.end_run(*run.plan);
   runs_.release(slot);
 }

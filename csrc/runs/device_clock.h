@@ -7,7 +7,7 @@
 /// told. Of it, the time within its launch counts here; what it computes after that counts with the next one.
 ///
 /// Two readers. `began_ns` gives each run its busy time, which goes to the controller with the run's end; there the sum
-/// of what was noticed in one look is divided among the runs, for the policy and for `pathways clients` (SHARE-5,
+/// of what was noticed in one batch is divided among the runs, for the policy and for `pathways clients` (SHARE-5,
 /// dispatch/device_times.h). `uses` sums up how long each client kept each device busy, for `pathways top`.
 ///
 /// Used by Launcher and ValueSettler. Threading: the executor's thread only.
@@ -31,14 +31,14 @@ class DeviceClock {
 
   explicit DeviceClock(Clock clock) : clock_(clock) {}
 
-  /// What is noticed until `end_look`, is noticed together.
-  void begin_look() {
-    ++look_;
+  /// What is noticed until `end_batch`, is noticed together.
+  void begin_batch() {
+    ++batch_;
     now_ns_ = 0;
-    is_looking_ = true;
+    is_in_batch_ = true;
   }
-  void end_look() { is_looking_ = false; }
-  uint32_t look() const { return look_; }
+  void end_batch() { is_in_batch_ = false; }
+  uint32_t batch() const { return batch_; }
 
   /// A computation of the client that was launched on `devices` (a bit each) at `launched_ns` was noticed at `now_ns`
   /// to be over. Returns when it began.
@@ -54,9 +54,9 @@ class DeviceClock {
     }
     return began;
   }
-  /// The time of this look; between two looks: now.
+  /// The time of this batch; between two batches: now.
   int64_t now_ns() {
-    if (now_ns_ == 0 || !is_looking_) now_ns_ = clock_();
+    if (now_ns_ == 0 || !is_in_batch_) now_ns_ = clock_();
     return now_ns_;
   }
 
@@ -92,9 +92,9 @@ class DeviceClock {
 
   const Clock clock_;
   int64_t free_ns_[64] = {};  ///< by device: when it was noticed last that something on it was over
-  int64_t now_ns_ = 0;        ///< the time of this look; 0: not read yet
-  uint32_t look_ = 0;
-  bool is_looking_ = false;
+  int64_t now_ns_ = 0;        ///< the time of this batch; 0: not read yet
+  uint32_t batch_ = 0;
+  bool is_in_batch_ = false;
   std::unordered_map<uint32_t, BusyTimes> busy_;                         ///< by client and device
   std::unordered_map<uint32_t, BusyTimes>::value_type* last_ = nullptr;  ///< the client of the last call
 };

@@ -20,7 +20,7 @@ namespace pathways {
 /// What a run took on this host's devices; see runs/device_clock.h.
 struct DeviceTime {
   int64_t busy_ns = 0;  ///< in which some device was busy for it
-  uint32_t look = 0;    ///< runs whose ends were noticed together have the same number
+  uint32_t batch = 0;   ///< runs whose ends were noticed together have the same number
 };
 
 /// What was chosen between the cases of a branch: the case `taken`, or why there is none; or it is dead, because the

@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 from pathways import errors
-from pathways.agent.controller_session import ControllerSession, WayIn
+from pathways.agent.controller_session import ControllerSession, Endpoint
 from pathways.process import fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import ClientSizes
@@ -39,7 +39,7 @@ _LOOK_S = 0.25
 class ClientEndConfig:
     """What the client tells its process."""
 
-    way: dict[str, str]  # a WayIn
+    endpoint: dict[str, str]  # an Endpoint
     sizes: dict[str, int]  # a ClientSizes, of the client's segment
     directory: str
     owner_fd: int
@@ -125,8 +125,8 @@ class ClientEnd:
 
     def _lost(self, why: str) -> errors.PathwaysError:
         return errors.ControllerLostError(
-            f"the cluster at {self._config.way['address']} cannot be reached any more: {why}. What this client had "
-            "there is freed; connect again"
+            f"the cluster at {self._config.endpoint['address']} cannot be reached any more: {why}. What this client "
+            "had there is freed; connect again"
         )
 
     def _tell(self, client: socket.socket, failure: errors.PathwaysError) -> None:
@@ -154,7 +154,7 @@ def main() -> None:
         os.write(config.report_fd, json.dumps({"event": event, **fields}).encode() + b"\n")
 
     try:
-        session = ControllerSession(WayIn(**config.way), config.directory)
+        session = ControllerSession(Endpoint(**config.endpoint), config.directory)
     except (errors.PathwaysError, OSError) as error:
         report("error", message=f"{type(error).__name__}: {error}")
         os._exit(1)

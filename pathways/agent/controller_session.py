@@ -42,7 +42,7 @@ def is_far(address: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class WayIn:
+class Endpoint:
     """How this process comes in at a controller's port: a value, which another process can use as well."""
 
     address: str  # HOST:PORT
@@ -55,8 +55,8 @@ class WayIn:
         return {"address": self.address, "name": self.name, "credentials": self.credentials}
 
     @classmethod
-    def find(cls, address: str, environment: Mapping[str, str], role: str) -> WayIn:
-        """The way in to a port: with the certificate that was got before, or with the token that the environment names.
+    def find(cls, address: str, environment: Mapping[str, str], role: str) -> Endpoint:
+        """The endpoint at a port: with the certificate it got before, or with the token that the environment names.
 
         Args:
             address: `pathways://HOST:PORT`; `pathways+plaintext://HOST:PORT` for a cluster without encryption.
@@ -86,24 +86,24 @@ class WayIn:
 class ControllerSession:
     """Opened when it is made. A context manager, which closes it. Any thread may call any method."""
 
-    def __init__(self, way: WayIn, directory: str | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, directory: str | None = None) -> None:
         """Opens the session.
 
         Args:
-            way: how this process comes in.
+            endpoint: how this process comes in.
             directory: where `control.sock` is made; its own when not given.
 
         Raises:
             ConnectError: there is no connection to be had; the message says why.
             PermissionDeniedError: the certificate or the token is no good, or its role may not do this.
         """
-        if not way.credentials and not way.token:
-            way = dataclasses.replace(way, token=given_token(None, os.environ))
-        self._way = way
+        if not endpoint.credentials and not endpoint.token:
+            endpoint = dataclasses.replace(endpoint, token=given_token(None, os.environ))
+        self._endpoint = endpoint
         self._credentials: Renewal | None = None
-        if way.credentials:
-            own = Credentials.load(way.credentials)
-            self._credentials = Renewal(own, lambda old: renewed_at(way.address, old), way.credentials)
+        if endpoint.credentials:
+            own = Credentials.load(endpoint.credentials)
+            self._credentials = Renewal(own, lambda old: renewed_at(endpoint.address, old), endpoint.credentials)
         self._connection, welcome = self.dial("session")
         send_again_soon(self._connection)
         self.loop = Loop()
@@ -115,8 +115,8 @@ class ControllerSession:
     def dial(self, purpose: str, **fields: Any) -> tuple[socket.socket, dict[str, Any]]:
         """One more connection to the controller's port. Raises as the constructor does."""
         if self._credentials is None:
-            fields |= {"token": self._way.token, "name": self._way.name}
-        return dial_answered(self._way.address, self._credentials, purpose, **fields)
+            fields |= {"token": self._endpoint.token, "name": self._endpoint.name}
+        return dial_answered(self._endpoint.address, self._credentials, purpose, **fields)
 
     def close(self) -> None:
         """Ends the session: the controller frees all that it owned."""

@@ -13,7 +13,7 @@ from pathways.cluster.trace_timeline import Timeline
 
 if TYPE_CHECKING:
     from pathways.api.connect import Cluster
-    from pathways.cluster.tracing import Recording
+    from pathways.cluster.recording import Recording
 
 
 class trace:

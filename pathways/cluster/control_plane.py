@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from pathways import errors
 from pathways._jaxlib import Callback
 from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.recording import Recording
 from pathways.cluster.slice_moves import Move
-from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.composite import Composite
 from pathways.plan.topology import SliceBinding, Topology

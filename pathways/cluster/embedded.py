@@ -20,14 +20,14 @@ from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
 from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.recording import EmbeddedRecording
 from pathways.cluster.slice_moves import Move
-from pathways.cluster.tracing import EmbeddedRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.controller import client_limits
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.offloading import leave_devices, return_to_devices
 from pathways.controller.resource_manager import ResourceManager
-from pathways.host import jax_backend
+from pathways.host import jax_host
 from pathways.plan.composite import Composite
 from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
@@ -108,7 +108,7 @@ class EmbeddedControl:
             status=self.status_segment,
             devices=len(devices),
         )
-        self.driver = jax_backend.JaxBackend(0, devices, devices, 0, [self._host_segment], self._controller_segment)
+        self.driver = jax_host.JaxHost(0, devices, devices, 0, [self._host_segment], self._controller_segment)
         self.driver.attach_client(0, self.client_segment, _native.futures_of(self.client_segment), None)
         limits = client_limits.native(_native, self._terms)
         self.controller.add_client(0, self.client_segment, self.bell_segment, limits)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from pathways import errors
 from pathways.agent.client_end import ClientEndConfig
-from pathways.agent.controller_session import WayIn
+from pathways.agent.controller_session import Endpoint
 from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix
 from pathways.process import run_directory
 from pathways.process.children import Deadline
@@ -45,8 +45,8 @@ def connect_far(
     """
     run_directory.sweep()
     sizes = ClientSizes()
-    way = WayIn.find(address, os.environ, "client")
-    link = _LinkProcess(way, sizes)
+    endpoint = Endpoint.find(address, os.environ, "client")
+    link = _LinkProcess(endpoint, sizes)
     try:
         link.wait_listening()
         control = connect_unix(f"unix:{link.directory}/control.sock", progress=progress, sizes=sizes, terms=terms)
@@ -63,13 +63,13 @@ def connect_far(
 class _LinkProcess:
     """The process that has the link, which this process owns."""
 
-    def __init__(self, way: WayIn, sizes: ClientSizes) -> None:
+    def __init__(self, endpoint: Endpoint, sizes: ClientSizes) -> None:
         self.directory = run_directory.new_directory(of_agent=True)
         self._pid = os.getpid()
 
         def command(owner_fd: int, report_fd: int) -> list[str]:
             config = ClientEndConfig(
-                way.without_token(), dataclasses.asdict(sizes), self.directory, owner_fd, report_fd
+                endpoint.without_token(), dataclasses.asdict(sizes), self.directory, owner_fd, report_fd
             )
             return [sys.executable, "-P", "-m", "pathways.agent.client_end", json.dumps(vars(config))]
 

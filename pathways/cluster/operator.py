@@ -14,10 +14,10 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
-from pathways.agent.controller_session import ControllerSession, WayIn, is_far
+from pathways.agent.controller_session import ControllerSession, Endpoint, is_far
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.drain_target import DrainTarget
-from pathways.cluster.tracing import RemoteRecording
+from pathways.cluster.recording import RemoteRecording
 from pathways.plan.topology import Topology
 from pathways.process.client_terms import ClientTerms
 from pathways.protocol import control_pb2 as pb
@@ -162,7 +162,7 @@ class _Access:
 def _way_to(address: str) -> Iterator[_Access]:
     """A connection to a cluster, of this machine or of another one."""
     if is_far(address):
-        with ControllerSession(WayIn.find(address, os.environ, "operator")) as session:
+        with ControllerSession(Endpoint.find(address, os.environ, "operator")) as session:
             yield _Access(f"unix:{session.control}", session.token)
         return
     where = Address.parse(address)

@@ -34,8 +34,8 @@ from pathways.cluster.callbacks import Answers
 from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.operator import client_request, limit_request
+from pathways.cluster.recording import RemoteRecording
 from pathways.cluster.slice_moves import Move, SliceMover
-from pathways.cluster.tracing import RemoteRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.composite import Composite
 from pathways.plan.topology import SliceBinding, Topology

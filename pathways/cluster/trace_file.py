@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from pathways import errors
+from pathways.cluster.recording import Recorded
 from pathways.cluster.trace_arrows import arrows
 from pathways.cluster.trace_timeline import SHORTEST_WAIT_NS, Computation, Run, Timeline
-from pathways.cluster.tracing import Recorded
 from pathways.process.config import PROTOCOL_VERSION
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.trace_records import Outcome

@@ -6,7 +6,7 @@ the last of them has a known end, and the others are marked as estimated. A devi
 launches, so the time is divided among them in that order, by how long the same computations take whose ends were
 noticed alone; what is left goes in equal parts to those of which nothing is known.
 
-All records have the times of one clock, the controller's (pathways/cluster/tracing.py).
+All records have the times of one clock, the controller's (pathways/cluster/recording.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways.cluster.tracing import Recorded
+from pathways.cluster.recording import Recorded
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 from pathways.protocol.trace_records import ORDER_WAITS, THROTTLES, WAITED_FOR, Kind, Outcome, reasons

@@ -36,7 +36,7 @@ from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
-from pathways.trust.identity import shown
+from pathways.trust.identity import printable
 
 
 class Agents:
@@ -172,13 +172,14 @@ class Agents:
         ):
             if hello.get(what) != ours:
                 raise errors.UnsupportedVersionError(
-                    f"the agent has {what} {shown(hello.get(what))}, the cluster {ours!r}: use the same on both sides"
+                    f"the agent has {what} {printable(hello.get(what))}, the cluster {ours!r}: use the same on both "
+                    "sides"
                 )
         shape = (hello.get("hosts"), hello.get("devices_per_host"))
         wanted = (len(topology.islands[0]), topology.devices_per_host)
         ports = hello.get("ports")
         if not isinstance(ports, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in ports):
-            raise errors.ConnectError(f"the agent's ports make no sense: {shown(ports)}")
+            raise errors.ConnectError(f"the agent's ports make no sense: {printable(ports)}")
         if shape != wanted or len(ports) != wanted[0]:
             raise errors.ConnectError(
                 f"the agent brings {_number(shape[0])} hosts of {_number(shape[1])} devices, but an island of this "
@@ -255,7 +256,7 @@ class Agents:
 
 def _number(said: Any) -> str:
     """For a message: what should be a small number, and may be anything."""
-    return str(said) if isinstance(said, int) and abs(said) < 1 << 31 else shown(said)
+    return str(said) if isinstance(said, int) and abs(said) < 1 << 31 else printable(said)
 
 
 class _Served(Protocol):

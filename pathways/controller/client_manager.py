@@ -21,10 +21,10 @@ from pathways.controller.connections import Connections
 from pathways.controller.draining import Draining
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.program_manager import ProgramManager
+from pathways.controller.recording import Recordings
 from pathways.controller.records import ClientRecord, Connection, HostRecord, NearConnection
 from pathways.controller.slice_moves import SliceMoves
 from pathways.controller.suspend import Suspension
-from pathways.controller.tracing import Tracing
 from pathways.process import fd_passing
 from pathways.process.children import resident_bytes
 from pathways.process.client_terms import ClientTerms
@@ -46,7 +46,7 @@ class ClientManager:
         self.programs = ProgramManager(cluster, self.clients, self.requests)
         self.callbacks = CallbackRouter(cluster, self.clients)
         self.suspension = Suspension(cluster, self.clients, self.requests)
-        self.tracing = Tracing(cluster, self.clients, self.requests)
+        self.recordings = Recordings(cluster, self.clients, self.requests)
         self.slice_moves = SliceMoves(cluster)
         self.draining = Draining(cluster, self.clients, self.requests, self.slice_moves)
 

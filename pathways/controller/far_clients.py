@@ -2,7 +2,7 @@
 
     session      a connection that stays open for as long as the process is there; it gives the process its secret. An
                  operator needs nothing else.
-    client       the link of a client (`far_links.py`): the client says how big its block is, and home makes a twin
+    client       the link of a client (`far_links.py`): the client says how big its block is, and the head makes a twin
     console      a tunnel to the controller's gRPC server, where a secret says who calls (`connections.py`)
 
 Owned by the event loop's thread; the `serve_` methods are called by threads of the port.

@@ -293,7 +293,7 @@ class ControllerService(rpc.ControllerServicer):
         reader = asyncio.ensure_future(read())
         try:
             who, own = self._client_manager.names_seen_by(wire.token_of(context))
-            async with contextlib.aclosing(self._client_manager.tracing.record(who, own, over)) as parts:
+            async with contextlib.aclosing(self._client_manager.recordings.record(who, own, over)) as parts:
                 async for part in parts:
                     yield part
         except errors.PathwaysError as error:

@@ -46,7 +46,7 @@ Report = Callable[[pb.HostReport], None]
 
 
 class Driver(Protocol):
-    """What a host process runs: `pathways.host.jax_backend.JaxBackend`, or a test's double."""
+    """What a host process runs: `pathways.host.jax_host.JaxHost`, or a test's double."""
 
     #: Called with (request, error or None, bytes) after each offload of a client's buffers.
     on_offloaded: Callable[[int, str | None, int], None]
@@ -137,13 +137,13 @@ def start_jax_driver(
             f"{options.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
     from pathways.host import kept_executables
-    from pathways.host.jax_backend import JaxBackend
+    from pathways.host.jax_host import JaxHost
     from pathways.testing import faults, stand_in
 
     kept_executables.keep(local, os.environ)
     if platform == "cpu":
         stand_in.register()
-    driver = JaxBackend(
+    driver = JaxHost(
         host=config.host,
         hidden=functools.partial(hidden_folders, config) if config.is_linked else None,
         devices=local,

@@ -92,7 +92,7 @@ class ClusterOptions:
     def host_modules(self) -> list[str]:
         """What every host process imports."""
         modules = ["pathways.host.main", self.native, self.driver.partition(":")[0]]
-        return [*modules, "pathways.host.jax_backend"] if self.driver == JAX_DRIVER else modules
+        return [*modules, "pathways.host.jax_host"] if self.driver == JAX_DRIVER else modules
 
     @property
     def hosts(self) -> int:

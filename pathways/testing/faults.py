@@ -15,7 +15,7 @@ def swap_every(host: int) -> int:
 
 
 def install(driver: Any) -> None:
-    """Installs what the environment asks for on a host (a `JaxBackend`). Call it before the host's loop begins.
+    """Installs what the environment asks for on a host (a `JaxHost`). Call it before the host's loop begins.
 
     PATHWAYS_TEST_SLOW_COPIES: slow channels; each copy to another host, and each transfer to a host on another machine,
     takes so many seconds longer.
@@ -45,7 +45,7 @@ def _slow_streams(transfers: Any, seconds: float) -> None:
 
 
 def slow_compile(driver: Any, name: str, seconds: float) -> None:
-    """The compilation of each program of this name takes so many seconds longer on a host (a `JaxBackend`)."""
+    """The compilation of each program of this name takes so many seconds longer on a host (a `JaxHost`)."""
     load = driver.programs._load
 
     def slowly(registered: Any, **options: Any) -> Any:

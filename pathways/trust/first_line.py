@@ -17,7 +17,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.process.config import PROTOCOL_VERSION
-from pathways.trust.identity import shown
+from pathways.trust.identity import printable
 
 #: Bytes of a first line, or of the answer, with its end.
 LONGEST_LINE = 64 << 10
@@ -128,7 +128,7 @@ def field(content: Mapping[str, Any], name: str) -> str:
     """A text in a caller's line. Raises `OptionError` when it is not there."""
     value = content.get(name)
     if not isinstance(value, str):
-        raise errors.OptionError(f'the first line needs "{name}", a text; got {shown(value)}')
+        raise errors.OptionError(f'the first line needs "{name}", a text; got {printable(value)}')
     return value
 
 

@@ -13,7 +13,7 @@ _FOREIGN = (7, 18, 19, 20, 21)
 _JOIN_AGAIN = "join again with a new token (`pathways token`)"
 
 
-def fault_of_caller(error: OSError) -> str:
+def describe_handshake_error(error: OSError) -> str:
     """Why the listening end did not finish a handshake; the caller's fault, as a clause behind its address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _FOREIGN:

@@ -43,7 +43,7 @@ class Role(enum.StrEnum):
             return cls(text)
         except ValueError:
             names = ", ".join(cls)
-            raise errors.OptionError(f"a role is one of {names}; got {shown(text)}") from None
+            raise errors.OptionError(f"a role is one of {names}; got {printable(text)}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def check_name(name: Any) -> str:
         OptionError: the name has other characters than letters, digits and `._-`, or not 1 to 64 of them.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", "..") or name.startswith(TOKEN_PREFIX):
-        raise errors.OptionError(f"a name is 1 to 64 letters, digits, '.', '_' or '-' of ASCII; got {shown(name)}")
+        raise errors.OptionError(f"a name is 1 to 64 letters, digits, '.', '_' or '-' of ASCII; got {printable(name)}")
     return name
 
 
@@ -132,7 +132,7 @@ def timestamp(moment: datetime.datetime) -> float:
     return moment.timestamp()
 
 
-def shown(text: Any) -> str:
+def printable(text: Any) -> str:
     """A text of a peer or a user as it may stand in a log or an error: short, printable, and never a token."""
     plain = text if isinstance(text, str) else f"{text!r:.200}"
     if TOKEN_PREFIX in plain:

@@ -26,8 +26,8 @@ from pathways.trust.address import Address
 from pathways.trust.authority import Authority, holder_of
 from pathways.trust.credentials import Credentials, HasCredentials
 from pathways.trust.first_line import encode, field, read_hello, refusal
-from pathways.trust.handshakes import fault_of_caller
-from pathways.trust.identity import Identity, Role, check_name, identity_of, shown
+from pathways.trust.handshakes import describe_handshake_error
+from pathways.trust.identity import Identity, Role, check_name, identity_of, printable
 from pathways.trust.listening import listen
 from pathways.trust.refusals import RefusalLog
 from pathways.trust.tokens import Taken, Tokens
@@ -307,7 +307,7 @@ class Port:
         connection.identity = identity
         self._check_still_good(identity)
         if purpose is None:
-            raise errors.OptionError(f"this port serves no purpose {shown(connection.purpose)}")
+            raise errors.OptionError(f"this port serves no purpose {printable(connection.purpose)}")
         if identity.role not in purpose.roles:
             allowed = " or ".join(sorted(purpose.roles))
             raise errors.PermissionDeniedError(
@@ -450,7 +450,7 @@ class Port:
             return f"{who} went away before it had its answer: {error.strerror or error}"
         if isinstance(error, ConnectionResetError) and error.errno is None:
             return f"{who}: {error}"
-        return f"{who} {fault_of_caller(error)}"
+        return f"{who} {describe_handshake_error(error)}"
 
     def _answer_and_linger(self, connection: _Connection, line: bytes) -> None:
         if connection.is_evicted or self._is_closed:

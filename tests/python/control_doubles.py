@@ -296,9 +296,9 @@ def start_driver_on_jax(
             )
             return {}
 
-    module = types.ModuleType("pathways.host.jax_backend")
-    module.JaxBackend = LookingDriver  # type: ignore[attr-defined]
-    sys.modules["pathways.host.jax_backend"] = module
+    module = types.ModuleType("pathways.host.jax_host")
+    module.JaxHost = LookingDriver  # type: ignore[attr-defined]
+    sys.modules["pathways.host.jax_host"] = module
     return main.start_jax_driver(config, segments, controller, joined)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways as pw
-from pathways.cluster.tracing import Recorded
+from pathways.cluster.recording import Recorded
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 

@@ -9,8 +9,8 @@ namespace pathways::test::test_fuzz_links {
 namespace {
 
 /// A client that leases blocks to the hosts of two machines, which talk to each other.
-struct Scene : Home {
-  Scene() : Home(2) {
+struct Scene : Head {
+  Scene() : Head(2) {
     for (uint32_t host = 0; host < 3; ++host) (*this)[host / 2].add_host(host, 5);
     hub.add_group(kGroup, {0, 1});
     for (size_t m = 0; m < 2; ++m) (*this)[m].twin_client(kClient, arena_bytes());
@@ -76,13 +76,13 @@ FUZZ(Links) {
       const auto kind = fuzz.below(2) == 0 ? CommandKind::kPut : CommandKind::kFetch;
       (void)Scene::try_put(end.orders, scene->command(kind, stamp, stamp, offset, 64 + fuzz.below(2) * 2000, stamp));
       if (fuzz.below(2) == 0) {
-        (void)ClientView(machine.clients.at(Home::kClient)).arena().return_lease(offset, host);
+        (void)ClientView(machine.clients.at(Head::kClient)).arena().return_lease(offset, host);
       }
     }
     const uint64_t value = fuzz.draw();
     Handle future;
     (void)scene->futures().allocate(1, &future);
-    (void)Scene::try_put(end.outgoing, joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient},
+    (void)Scene::try_put(end.outgoing, joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient},
                                                                future.raw,
                                                                1,
                                                                static_cast<uint32_t>(fuzz.below(2))},
@@ -90,10 +90,10 @@ FUZZ(Links) {
     (void)Scene::try_put(
         end.outgoing,
         joined(FutureDoneRecord{
-            {RecordKind::kFutureDone, 0, Home::kClient}, stamp - std::min<uint64_t>(stamp, fuzz.below(4)), 0, 0}));
+            {RecordKind::kFutureDone, 0, Head::kClient}, stamp - std::min<uint64_t>(stamp, fuzz.below(4)), 0, 0}));
     (void)Scene::try_put(end.to_far, joined(PeerHeader{host / 2 == 0 ? 2u : 0u, 5}, value));
     if (fuzz.below(32) == 0) {
-      (void)Scene::try_put(end.orders, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Home::kClient}}));
+      (void)Scene::try_put(end.orders, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Head::kClient}}));
     }
     try {
       pass_time(5'000'000);
@@ -109,7 +109,7 @@ FUZZ(Links) {
         fuzz.mutate(std::span(wire->bytes).subspan(at, std::min(most, wire->bytes.size() - at)));
       }
       machine.deliver(*machine.here, machine.out, fuzz.below(2) == 0 ? machine.out.left() : fuzz.below(500));
-      machine.deliver(*machine.at_home, machine.in, fuzz.below(2) == 0 ? machine.in.left() : fuzz.below(500));
+      machine.deliver(*machine.at_head, machine.in, fuzz.below(2) == 0 ? machine.in.left() : fuzz.below(500));
       for (ByteRing::Consumer* ring : {&end.inbox, &end.reports, &end.from_far}) {
         for (Bytes record = next(*ring); !record.empty(); record = next(*ring)) ++taken;
       }

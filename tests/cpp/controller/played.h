@@ -48,8 +48,8 @@ struct PlayedHost {
     outbox.send(sizeof record, [&](std::byte* out) { std::memcpy(out, &record, sizeof record); });
     outbox.flush();
   }
-  void done(const RunRecord& run, uint32_t gangs = 0, uint32_t expected = 0, uint32_t look = 0, int64_t busy_ns = 0) {
-    say(RunDoneRecord{{RecordKind::kRunDone, 0, run.header.client}, run.tag, gangs, expected, host, look, busy_ns});
+  void done(const RunRecord& run, uint32_t gangs = 0, uint32_t expected = 0, uint32_t batch = 0, int64_t busy_ns = 0) {
+    say(RunDoneRecord{{RecordKind::kRunDone, 0, run.header.client}, run.tag, gangs, expected, host, batch, busy_ns});
   }
   /// With what the host knows of the predicates.
   void decided(const RunRecord& run, uint64_t known, uint64_t chosen) {

@@ -304,8 +304,8 @@ TEST_F(Limits, DeviceTimeIsCounted) {
   ASSERT_EQ(good->submit({5, 1, {}}, {}, nullptr), Status::kOk);
   ASSERT_EQ(second->submit({6, 1, {}}, {}, nullptr), Status::kOk);
   pass();
-  uint32_t look = 0;
-  for (const RunRecord& run : granted()) hosts[0]->done(run, 0, 0, ++look, run.header.client == 0 ? 1000 : 3000);
+  uint32_t batch = 0;
+  for (const RunRecord& run : granted()) hosts[0]->done(run, 0, 0, ++batch, run.header.client == 0 ? 1000 : 3000);
   pass();
   EXPECT_EQ(use_of(0).device_ns, 1000u);
   EXPECT_EQ(use_of(1).device_ns, 3000u);

@@ -145,7 +145,7 @@ TEST_F(Shares, OnDevicesThatOverlap) {
   controller->add_group(3, {1});
   controller->register_plan(7, 0, kBothHosts, {{0, 0}, {1, 1}});
   controller->register_plan(8, 1, 3, {{1, 1}});
-  uint32_t look = 0;
+  uint32_t batch = 0;
   std::deque<RunRecord> first, second_runs;
   for (int i = 0; i < 600; ++i) {
     flood(*good, 7, kBothHosts);
@@ -155,11 +155,11 @@ TEST_F(Shares, OnDevicesThatOverlap) {
     for (const RunRecord& run : granted(1)) second_runs.push_back(run);
     ASSERT_FALSE(second_runs.empty());
     if (second_runs.front().header.client == 0) {
-      hosts[0]->done(first.front(), 0, 0, ++look, kMs);
+      hosts[0]->done(first.front(), 0, 0, ++batch, kMs);
       first.pop_front();
     }
     ++done[second_runs.front().header.client];
-    hosts[1]->done(second_runs.front(), 0, 0, ++look, kMs);
+    hosts[1]->done(second_runs.front(), 0, 0, ++batch, kMs);
     second_runs.pop_front();
     pass();
   }
@@ -173,7 +173,7 @@ TEST_F(Shares, OnAGangWhoseHostsNoticeEndsUnevenly) {
   controller->register_plan(7, 0, kBothHosts, {{0, 20}, {1, 21}});  // one pool
   controller->register_plan(8, 1, kBothHosts, {{0, 20}, {1, 21}});
   std::deque<RunRecord> running[2];
-  uint32_t look = 0;
+  uint32_t batch = 0;
   for (int i = 0; i < 3000; ++i) {
     flood(*good, 7, kBothHosts);
     flood(*second, 8, kBothHosts);
@@ -186,7 +186,7 @@ TEST_F(Shares, OnAGangWhoseHostsNoticeEndsUnevenly) {
     ++done[client];
     const int64_t took = client == 0 ? kMs : kMs / 5, off = i % 2 == 0 ? kMs / 5 : -kMs / 5;
     for (uint32_t h = 0; h < 2; ++h) {
-      hosts[h]->done(running[h].front(), 0, 0, ++look, h == 0 ? took + off : took - off);
+      hosts[h]->done(running[h].front(), 0, 0, ++batch, h == 0 ? took + off : took - off);
       running[h].pop_front();
     }
     pass();
@@ -200,20 +200,20 @@ TEST_F(Shares, EndsThatWereNoticedTogether) {
   serve(2, [&] { flood(*good, 5); }, [](const RunRecord&) { return kMs; });
   serve(2, [&] { flood(*second, 6); }, [](const RunRecord&) { return kMs; });  // the usual times, measured alone
   done.clear();
-  uint32_t look = 1000;
+  uint32_t batch = 1000;
   for (int i = 0; i < 400; ++i) {
     flood(*good, 5);
     flood(*second, 6);
     pass();
     for (const RunRecord& run : granted()) under_way.push_back(run);
-    ++look;
+    ++batch;
     const size_t together = std::min<size_t>(2, under_way.size());
     std::sort(under_way.begin(), under_way.begin() + static_cast<std::ptrdiff_t>(together),
               [](const RunRecord& a, const RunRecord& b) { return a.header.client < b.header.client; });
     int64_t busy = static_cast<int64_t>(together) * kMs;
     for (size_t n = 0; n < together; ++n) {
       ++done[under_way.front().header.client];
-      hosts[0]->done(under_way.front(), 0, 0, look, std::exchange(busy, 0));
+      hosts[0]->done(under_way.front(), 0, 0, batch, std::exchange(busy, 0));
       under_way.pop_front();
     }
     pass();

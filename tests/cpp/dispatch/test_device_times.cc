@@ -1,4 +1,4 @@
-// DeviceTimes: how the device time that a host measured in one look becomes the time of each of its runs.
+// DeviceTimes: how the device time that a host measured in one batch becomes the time of each of its runs.
 //
 //   SHARE-5 (charged)  Divided.PartsAddUp, Divided.EachHostHasItsOwnUsualTimes
 #include "dispatch/device_times.h"
@@ -22,8 +22,8 @@ class Divided : public ::testing::Test {
   void enter(const std::vector<Ended>& runs) {
     for (EntryId id = 0; id < runs.size(); ++id) times.entered(id, runs[id].plan, runs[id].client);
   }
-  /// Runs enter and end in one look of a host. What each of them took.
-  std::vector<int64_t> look(uint32_t host, const std::vector<Ended>& ended) {
+  /// Runs enter and end in one batch of a host. What each of them took.
+  std::vector<int64_t> batch(uint32_t host, const std::vector<Ended>& ended) {
     enter(ended);
     return end(host, ended);
   }
@@ -52,45 +52,45 @@ class Divided : public ::testing::Test {
 };
 
 TEST_F(Divided, OneRunTookWhatWasMeasured) {
-  EXPECT_EQ(look(0, {{7, 1000}}), std::vector<int64_t>{1000});
-  EXPECT_EQ(look(0, {{7, 0}}), std::vector<int64_t>{0});
-  EXPECT_EQ(look(0, {{7, -5}}), std::vector<int64_t>{0});
-  EXPECT_EQ(look(0, {{7, INT64_MAX}}), std::vector<int64_t>{3'600'000'000'000});
+  EXPECT_EQ(batch(0, {{7, 1000}}), std::vector<int64_t>{1000});
+  EXPECT_EQ(batch(0, {{7, 0}}), std::vector<int64_t>{0});
+  EXPECT_EQ(batch(0, {{7, -5}}), std::vector<int64_t>{0});
+  EXPECT_EQ(batch(0, {{7, INT64_MAX}}), std::vector<int64_t>{3'600'000'000'000});
 }
 
 TEST_F(Divided, InProportionToUsualTimes) {
-  look(0, {{1, 1000}});
-  look(0, {{2, 3000, 1}});
-  EXPECT_EQ(look(0, {{1, 8000}, {2, 0, 1}}), (std::vector<int64_t>{2000, 6000}));
-  EXPECT_EQ(look(0, {{1, 0}, {2, 0, 1}}), (std::vector<int64_t>{0, 0}));
+  batch(0, {{1, 1000}});
+  batch(0, {{2, 3000, 1}});
+  EXPECT_EQ(batch(0, {{1, 8000}, {2, 0, 1}}), (std::vector<int64_t>{2000, 6000}));
+  EXPECT_EQ(batch(0, {{1, 0}, {2, 0, 1}}), (std::vector<int64_t>{0, 0}));
 }
 
 TEST_F(Divided, EachHostHasItsOwnUsualTimes) {
   for (const uint32_t host : {5u, 3u, 4u, 90u}) {  // a gap, and not in order
-    look(host, {{1, 1000}});
-    look(host, {{2, 1000 * int64_t{host}}});
+    batch(host, {{1, 1000}});
+    batch(host, {{2, 1000 * int64_t{host}}});
   }
   for (const uint32_t host : {3u, 4u, 5u, 90u}) {
     const int64_t sum = 1000 * (1 + int64_t{host});
-    EXPECT_EQ(look(host, {{1, sum}, {2, 0}}), (std::vector<int64_t>{1000, sum - 1000})) << host;
+    EXPECT_EQ(batch(host, {{1, sum}, {2, 0}}), (std::vector<int64_t>{1000, sum - 1000})) << host;
   }
 }
 
 TEST_F(Divided, RunsOfOnePlanTellItsTimeTogether) {
-  look(0, {{1, 8000}});  // slow once
-  look(0, {{2, 1000}});
-  for (int i = 0; i < 60; ++i) look(0, {{1, 2000}, {1, 0}});
-  const auto took = look(0, {{1, 4000}, {2, 0}});
+  batch(0, {{1, 8000}});  // slow once
+  batch(0, {{2, 1000}});
+  for (int i = 0; i < 60; ++i) batch(0, {{1, 2000}, {1, 0}});
+  const auto took = batch(0, {{1, 4000}, {2, 0}});
   EXPECT_NEAR(static_cast<double>(took[0]), 2000, 50);
 }
 
 TEST_F(Divided, WhatIsNoticedWithOthersTeachesNothingButTheFirstTime) {
-  look(0, {{1, 1000}});
-  look(0, {{2, 1000}});
-  for (int i = 0; i < 50; ++i) look(0, {{1, 100'000}, {2, 0}});
-  EXPECT_EQ(look(0, {{1, 2000}, {2, 0}}), (std::vector<int64_t>{1000, 1000}));
+  batch(0, {{1, 1000}});
+  batch(0, {{2, 1000}});
+  for (int i = 0; i < 50; ++i) batch(0, {{1, 100'000}, {2, 0}});
+  EXPECT_EQ(batch(0, {{1, 2000}, {2, 0}}), (std::vector<int64_t>{1000, 1000}));
   // Plan 3 was never measured. Its guess of 1 ms counts once; then what it took counts.
-  const auto first = look(0, {{3, 101'000}, {1, 0}});
+  const auto first = batch(0, {{3, 101'000}, {1, 0}});
   EXPECT_GT(first[0], 90 * first[1]);
 }
 
@@ -103,7 +103,7 @@ TEST_F(Divided, PartsAddUp) {
       each = {static_cast<uint32_t>(random() % 5), static_cast<int64_t>(random() % 3 == 0 ? 0 : random() % 10'000'000)};
       sum += each.busy_ns;
     }
-    const auto took = look(static_cast<uint32_t>(random() % 3), ended);
+    const auto took = batch(static_cast<uint32_t>(random() % 3), ended);
     ASSERT_EQ(std::accumulate(took.begin(), took.end(), int64_t{0}), sum);
     for (const int64_t each : took) ASSERT_GE(each, 0);
   }
@@ -111,8 +111,8 @@ TEST_F(Divided, PartsAddUp) {
 
 TEST_F(Divided, WhatEndsAfterItsPlanWasForgottenTeachesNothing) {
   const std::vector<Ended> runs = {{1, 1'003'000}, {2, 0, 1}};
-  look(0, {{1, 1000}});
-  look(0, {{2, 3000, 1}});
+  batch(0, {{1, 1000}});
+  batch(0, {{2, 3000, 1}});
   enter(runs);
   times.forget_client(0);
   const std::vector<int64_t> guessed{1'000'000, 3000};
@@ -120,9 +120,9 @@ TEST_F(Divided, WhatEndsAfterItsPlanWasForgottenTeachesNothing) {
   times.forget_plan(2);
   EXPECT_EQ(end(0, {{1, 9000}, {2, 0, 1}}), (std::vector<int64_t>{4500, 4500}));
   // A plan that enters again is new.
-  look(0, {{1, 2000}});
-  look(0, {{2, 2000}});
-  EXPECT_EQ(look(0, {{1, 9000}, {2, 0}}), (std::vector<int64_t>{4500, 4500}));
+  batch(0, {{1, 2000}});
+  batch(0, {{2, 2000}});
+  EXPECT_EQ(batch(0, {{1, 9000}, {2, 0}}), (std::vector<int64_t>{4500, 4500}));
 }
 
 }  // namespace

@@ -71,11 +71,11 @@ inline std::string refusal(Link& link, const Bytes& bytes) {
 }
 
 /// Two clocks that have nothing in common.
-inline int64_t home_clock_ns = 1'000'000'000'000, agent_clock_ns = 5'000;
-inline int64_t home_clock() { return home_clock_ns; }
+inline int64_t head_clock_ns = 1'000'000'000'000, agent_clock_ns = 5'000;
+inline int64_t head_clock() { return head_clock_ns; }
 inline int64_t agent_clock() { return agent_clock_ns; }
 inline void pass_time(int64_t ns) {
-  home_clock_ns += ns;
+  head_clock_ns += ns;
   agent_clock_ns += ns;
 }
 
@@ -86,38 +86,38 @@ struct Wire {
   size_t left() const { return bytes.size() - at; }
 };
 
-/// A machine with some hosts, and its link to home.
+/// A machine with some hosts, and its link to the head.
 struct Machine {
   static constexpr HostBlock::Sizes kSizes{1u << 16, 4096, 0, 1u << 15};
   struct End {
     Segment twin, own;
-    ByteRing::Producer orders;    ///< of the controller, at home
-    ByteRing::Consumer reports;   ///< to the controller, at home
+    ByteRing::Producer orders;    ///< of the controller, at the head
+    ByteRing::Consumer reports;   ///< to the controller, at the head
     ByteRing::Consumer inbox;     ///< of the host
     ByteRing::Producer outgoing;  ///< of the host
     ByteRing::Consumer from_far;
     ByteRing::Producer to_far;
   };
 
-  Machine(LinkHub& home, ControllerBlock* controller) : home_controller(controller) {
-    at_home = MachineLink::open(home, MachineLink::End::kHome, home_clock);
+  Machine(LinkHub& head, ControllerBlock* controller) : head_controller(controller) {
+    at_head = MachineLink::open(head, MachineLink::End::kHead, head_clock);
     here = MachineLink::open(hub, MachineLink::End::kAgent, agent_clock);
   }
   ~Machine() {
-    at_home->close();
+    at_head->close();
     here->close();
   }
 
   void add_host(uint32_t number, int32_t incarnation) {
     Segment twin = HostBlock::make(number, 4, kSizes, false), own = HostBlock::make(number, 4, kSizes, false);
     const HostView far(twin), near(own);
-    at_home->add_host(number, incarnation, far, home_controller);
+    at_head->add_host(number, incarnation, far, head_controller);
     here->add_host(number, incarnation, near, ControllerBlock::attach(controller_segment));
     hosts.insert_or_assign(number, End{std::move(twin), std::move(own), far.to_host(), far.from_host(), near.inbox(),
                                        near.outgoing(), near.from_link().consumer(), near.to_link().producer()});
   }
   void remove_host(uint32_t number) {
-    at_home->remove_host(number);
+    at_head->remove_host(number);
     here->remove_host(number);
     hosts.erase(number);
   }
@@ -126,7 +126,7 @@ struct Machine {
   }
 
   void collect() {
-    for (const auto& [end, wire] : {std::pair{at_home, &out}, std::pair{here, &in}}) {
+    for (const auto& [end, wire] : {std::pair{at_head, &out}, std::pair{here, &in}}) {
       const size_t count = end->collect(buffer);
       wire->bytes.insert(wire->bytes.end(), buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(count));
     }
@@ -141,7 +141,7 @@ struct Machine {
   }
   void deliver_all() {
     deliver(*here, out, out.left());
-    deliver(*at_home, in, in.left());
+    deliver(*at_head, in, in.left());
   }
   /// Until nothing is left to be said.
   void transmit() {
@@ -153,21 +153,21 @@ struct Machine {
     } while (out.left() != 0 || in.left() != 0);
   }
 
-  ControllerBlock* home_controller;
+  ControllerBlock* head_controller;
   LinkHub hub;
   Segment controller_segment = ControllerBlock::make(false);
-  std::shared_ptr<MachineLink> at_home, here;
+  std::shared_ptr<MachineLink> at_head, here;
   std::map<uint32_t, End> hosts;
   std::map<uint32_t, Segment> clients;
-  Wire out, in;  ///< from home, to home
+  Wire out, in;  ///< from the head, to the head
   Bytes buffer = Bytes(size_t{1} << 20);
 };
 
-/// Home, with a client, and machines.
-struct Home {
+/// The head, with a client, and machines.
+struct Head {
   static constexpr uint32_t kClient = 3, kGroup = 7;
 
-  explicit Home(uint32_t machines) {
+  explicit Head(uint32_t machines) {
     hub.add_client(kClient, ClientView(client));
     for (uint32_t m = 0; m < machines; ++m) {
       this->machines.push_back(std::make_unique<Machine>(hub, ControllerBlock::attach(controller_segment)));

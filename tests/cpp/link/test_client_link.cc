@@ -1,6 +1,6 @@
 // The link of a client on another machine: what it leases, what it is told, and what makes no sense.
 //
-//   LINK-3   ClientLink.Puts, ClientLink.Fetches, ClientLink.WhatHomeKeepsCounts
+//   LINK-3   ClientLink.Puts, ClientLink.Fetches, ClientLink.WhatTheHeadKeepsCounts
 //   LINK-4   ClientLink.NonsenseIsRefusedByName
 //   ARENA-5  ClientLink.ALostHostsLeases
 //   FLOW-1   ClientLink.WhatNobodyReadsStaysInTheRing
@@ -23,7 +23,7 @@ constexpr ClientBlock::Sizes kSizes{64, 1u << 16, size_t{8} << 20};
 /// The test is the controller and the hosts: it uses the twin as they do.
 struct OneClient {
   OneClient() {
-    hub.add_client(kClient, far.view(), nullptr, far.at_home);
+    hub.add_client(kClient, far.view(), nullptr, far.at_head);
     hub.add_group(kGroup, {0, 1});
   }
   ~OneClient() { hub.remove_client(kClient); }
@@ -38,8 +38,8 @@ struct OneClient {
   }
   void transmit() {
     for (int i = 0; i < 20; ++i) {
-      send_over(*far.at_client, *far.at_home);
-      send_over(*far.at_home, *far.at_client);
+      send_over(*far.at_client, *far.at_head);
+      send_over(*far.at_head, *far.at_client);
       pass_time(10'000'000);
     }
   }
@@ -63,7 +63,7 @@ struct OneClient {
   bool complete(Handle future) {
     return hub.complete(joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, kClient}, future.raw, 0, 0}));
   }
-  /// Where the block of the client's next command lies at home.
+  /// Where the block of the client's next command lies at the head.
   uint64_t place() {
     const Bytes record = next(from_client);
     return record.empty() ? 0 : read_record<CommandRecord>(record).lease_at;
@@ -74,7 +74,7 @@ struct OneClient {
 
   std::mt19937_64 random{seed()};
   LinkHub hub;
-  FarClient far{hub, {kClient, 64}, kSizes, home_clock, agent_clock};
+  FarClient far{hub, {kClient, 64}, kSizes, head_clock, agent_clock};
   ByteRing::Consumer from_client = far.view().from_client(), cancels = far.view().cancels();
   ByteRing::Producer to_client = far.view().to_client();
   Bytes buffer = Bytes(size_t{1} << 20);
@@ -106,7 +106,7 @@ TEST(ClientLink, Puts) {
     EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
   }
   EXPECT_EQ(one.arena().bytes_in_use(), 0u);
-  EXPECT_EQ(one.far.at_home->stats().dropped + one.far.at_client->stats().dropped, 0u);
+  EXPECT_EQ(one.far.at_head->stats().dropped + one.far.at_client->stats().dropped, 0u);
 }
 
 /// Whenever the client sees the completion, it has the bytes.
@@ -125,11 +125,11 @@ TEST(ClientLink, Fetches) {
   EXPECT_TRUE(one.complete(token));
   one.transmit();
   EXPECT_EQ(one.far.client.poll(token), FutureState::kPending);
-  EXPECT_LT(one.far.at_home->stats().bytes_out, 10'000u);
+  EXPECT_LT(one.far.at_head->stats().bytes_out, 10'000u);
   EXPECT_TRUE(one.complete(token));
   const auto is_over = [&] { return one.far.client.poll(token) != FutureState::kPending; };
   while (!is_over()) {
-    const size_t count = one.far.at_home->collect(one.buffer);
+    const size_t count = one.far.at_head->collect(one.buffer);
     for (size_t begin = 0; begin < count && !is_over(); begin += 1000) {
       one.far.at_client->deliver(std::span(one.buffer).subspan(begin, std::min<size_t>(1000, count - begin)));
     }
@@ -181,10 +181,10 @@ TEST(ClientLink, AFailedFetch) {
   EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
   EXPECT_EQ(one.far.client.error_of(token), "it died!");
   EXPECT_EQ(one.arena().was_references(offset), 1u);
-  EXPECT_LT(one.far.at_home->stats().bytes_out, 10'000u);
+  EXPECT_LT(one.far.at_head->stats().bytes_out, 10'000u);
 }
 
-/// Home takes back what a lost host had; a fetch of it brings nothing more, and its lease ends.
+/// The head takes back what a lost host had; a fetch of it brings nothing more, and its lease ends.
 TEST(ClientLink, ALostHostsLeases) {
   for (const bool is_fetch : {false, true}) {
     OneClient one;
@@ -205,8 +205,8 @@ TEST(ClientLink, ALostHostsLeases) {
   }
 }
 
-/// The client asks for no more memory than its arena has, here and at home together.
-TEST(ClientLink, WhatHomeKeepsCounts) {
+/// The client asks for no more memory than its arena has, here and at the head together.
+TEST(ClientLink, WhatTheHeadKeepsCounts) {
   OneClient one;
   uint64_t sent = 0;
   std::deque<uint64_t> places;
@@ -240,10 +240,10 @@ TEST(ClientLink, TimesAreDurations) {
   const ErrorText late = make_error_text("late");
   uint64_t result = 0;
   ASSERT_EQ(one.far.client.submit({1, kGroup, {1}}, {}, &result, {}, agent_clock_ns + 7'000, &late), Status::kOk);
-  one.send_over(*one.far.at_client, *one.far.at_home);
+  one.send_over(*one.far.at_client, *one.far.at_head);
   const Bytes record = next(one.from_client);
   ASSERT_FALSE(record.empty());
-  EXPECT_EQ(read_record<int64_t>(std::span(record).last(8)), home_clock_ns + 7'000);
+  EXPECT_EQ(read_record<int64_t>(std::span(record).last(8)), head_clock_ns + 7'000);
 }
 
 TEST(ClientLink, CancelsOvertake) {
@@ -304,8 +304,8 @@ TEST(ClientLink, WhatNobodyReadsStaysInTheRing) {
     for (int i = 0; i < 100; ++i) {
       while (one.far.client.command(CommandKind::kBackend, kGroup, {}, Handle{sent + 1}, payload) == Status::kOk)
         ++sent;
-      one.send_over(*one.far.at_client, *one.far.at_home);
-      one.send_over(*one.far.at_home, *one.far.at_client);
+      one.send_over(*one.far.at_client, *one.far.at_head);
+      one.send_over(*one.far.at_head, *one.far.at_client);
     }
   };
   fill();
@@ -322,7 +322,7 @@ TEST(ClientLink, WhatNobodyReadsStaysInTheRing) {
 }
 
 /// The same for what the controller tells a client that does not look.
-TEST(ClientLink, WhatTheClientDoesNotReadStaysAtHome) {
+TEST(ClientLink, WhatTheClientDoesNotReadStaysAtHead) {
   OneClient one;
   uint64_t told = 0;
   const auto tell = [&] {
@@ -335,8 +335,8 @@ TEST(ClientLink, WhatTheClientDoesNotReadStaysAtHome) {
         ++told;
       }
       one.to_client.publish();
-      one.send_over(*one.far.at_home, *one.far.at_client);
-      one.send_over(*one.far.at_client, *one.far.at_home);
+      one.send_over(*one.far.at_head, *one.far.at_client);
+      one.send_over(*one.far.at_client, *one.far.at_head);
     }
   };
   tell();
@@ -353,7 +353,7 @@ TEST(ClientLink, WhatTheClientDoesNotReadStaysAtHome) {
 
 TEST(ClientLink, NonsenseIsRefusedByName) {
   struct Case {
-    bool at_home;
+    bool at_head;
     Bytes bytes;
     std::string text;
   };
@@ -378,13 +378,13 @@ TEST(ClientLink, NonsenseIsRefusedByName) {
       {false, frame(FrameKind::kRetired, 0, 0, Bytes(7)), "a count of runs of 7 bytes"},
       {false, frame(FrameKind::kStatus, 3, 0, {}), "a status that there is not"},
       {false, frame(FrameKind::kBlockOver, 0, 0, Bytes(7)), "the number of a block of 7 bytes"},
-      {false, frame(FrameKind::kKept, 0, 0, Bytes(15)), "what home keeps of 15 bytes"},
+      {false, frame(FrameKind::kKept, 0, 0, Bytes(15)), "what the head keeps of 15 bytes"},
       {false, frame(FrameKind::kKept, 0, 0, joined(uint64_t{1}, uint64_t{0})), "more blocks than were sent"},
       {false, frame(FrameKind::kCredit, 0, 0, word), "a credit for nothing"},
   };
   for (const Case& each : cases) {
     OneClient one;
-    Link& link = each.at_home ? static_cast<Link&>(*one.far.at_home) : *one.far.at_client;
+    Link& link = each.at_head ? static_cast<Link&>(*one.far.at_head) : *one.far.at_client;
     const std::string why = refusal(link, each.bytes);
     EXPECT_NE(why.find(each.text), std::string::npos) << why << ", expected " << each.text;
     EXPECT_TRUE(next(one.from_client).empty());
@@ -404,27 +404,27 @@ TEST(ClientLink, NobodyWritesWhatWasNotLent) {
     EXPECT_EQ(refusal(link, bytes), "taken");
     return link.stats().dropped != before;
   };
-  Link& home = *one.far.at_home;
-  EXPECT_TRUE(is_dropped(home, data(1, 0)));
-  EXPECT_EQ(refusal(home, block(1, 64, 0, 99)), "taken");  // a group that there is not
-  EXPECT_TRUE(is_dropped(home, data(1, 0)));
+  Link& head = *one.far.at_head;
+  EXPECT_TRUE(is_dropped(head, data(1, 0)));
+  EXPECT_EQ(refusal(head, block(1, 64, 0, 99)), "taken");  // a group that there is not
+  EXPECT_TRUE(is_dropped(head, data(1, 0)));
   for (const uint64_t bytes : {uint64_t{1} << 40, UINT64_MAX, UINT64_MAX - 63, UINT64_MAX - 127}) {
-    EXPECT_EQ(refusal(home, block(bytes, bytes)), "taken");  // there is no room
-    EXPECT_TRUE(is_dropped(home, data(bytes, 0))) << bytes;
+    EXPECT_EQ(refusal(head, block(bytes, bytes)), "taken");  // there is no room
+    EXPECT_TRUE(is_dropped(head, data(bytes, 0))) << bytes;
   }
-  EXPECT_FALSE(is_dropped(home, block(3, 64)));
-  EXPECT_TRUE(is_dropped(home, block(3, 64)));  // there is one
-  EXPECT_FALSE(is_dropped(home, data(3, 56)));
-  EXPECT_TRUE(is_dropped(home, data(3, 57)));
-  EXPECT_TRUE(is_dropped(home, data(3, UINT64_MAX)));
-  EXPECT_TRUE(is_dropped(home, data(4, 0)));
-  EXPECT_FALSE(is_dropped(home, block(5, 64, 9)));
-  EXPECT_TRUE(is_dropped(home, data(5, 0)));  // hosts fill it
-  EXPECT_TRUE(is_dropped(home, block(6, 64, 9)));
+  EXPECT_FALSE(is_dropped(head, block(3, 64)));
+  EXPECT_TRUE(is_dropped(head, block(3, 64)));  // there is one
+  EXPECT_FALSE(is_dropped(head, data(3, 56)));
+  EXPECT_TRUE(is_dropped(head, data(3, 57)));
+  EXPECT_TRUE(is_dropped(head, data(3, UINT64_MAX)));
+  EXPECT_TRUE(is_dropped(head, data(4, 0)));
+  EXPECT_FALSE(is_dropped(head, block(5, 64, 9)));
+  EXPECT_TRUE(is_dropped(head, data(5, 0)));  // hosts fill it
+  EXPECT_TRUE(is_dropped(head, block(6, 64, 9)));
   uint64_t taken = 0;  // the other end names one before it sends the next
-  for (uint64_t number = 100; number < 200; ++number) taken += is_dropped(home, block(number, 64)) ? 0u : 1u;
+  for (uint64_t number = 100; number < 200; ++number) taken += is_dropped(head, block(number, 64)) ? 0u : 1u;
   EXPECT_LT(taken, 16u);
-  // Home writes to nothing of the client's but to what it fetches into.
+  // The head writes to nothing of the client's but to what it fetches into.
   const uint64_t put = one.block(64, 1), fetched = one.block(64, 1);
   one.command(CommandKind::kPut, one.future(2), {}, put, 64);
   one.command(CommandKind::kFetch, one.future(1), one.future(2), fetched, 64);
@@ -455,7 +455,7 @@ TEST(ClientLink, Mutations) {
     for (uint64_t changes = 1 + random() % 8; changes != 0; --changes) {
       bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     }
-    Link& to = random() % 2 == 0 ? static_cast<Link&>(*one.far.at_home) : *one.far.at_client;
+    Link& to = random() % 2 == 0 ? static_cast<Link&>(*one.far.at_head) : *one.far.at_client;
     try {
       to.deliver(bytes);
       (void)to.collect(one.buffer);

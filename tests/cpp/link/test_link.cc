@@ -22,29 +22,29 @@ TEST(Link, RecordsCrossWhereverTheBytesAreCut) {
     }
     machine.collect();
   };
-  Home counted(1);
+  Head counted(1);
   counted[0].add_host(1, 5);
   all(counted[0]);
   for (size_t cut = 0; cut <= counted[0].out.left(); ++cut) {
-    Home home(1);
-    home[0].add_host(1, 5);
-    all(home[0]);
-    home[0].deliver(*home[0].here, home[0].out, cut);
-    home[0].deliver(*home[0].at_home, home[0].in, cut);
-    home[0].deliver_all();
+    Head head(1);
+    head[0].add_host(1, 5);
+    all(head[0]);
+    head[0].deliver(*head[0].here, head[0].out, cut);
+    head[0].deliver(*head[0].at_head, head[0].in, cut);
+    head[0].deliver_all();
     for (uint64_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(next(home[0].hosts.at(1).inbox), plain(i)) << cut;
-      EXPECT_EQ(next(home[0].hosts.at(1).reports), pattern(8 + 3 * i, i)) << cut;
+      EXPECT_EQ(next(head[0].hosts.at(1).inbox), plain(i)) << cut;
+      EXPECT_EQ(next(head[0].hosts.at(1).reports), pattern(8 + 3 * i, i)) << cut;
     }
   }
-  Home home(1);  // byte by byte
-  home[0].add_host(1, 5);
-  all(home[0]);
-  while (home[0].out.left() != 0) home[0].deliver(*home[0].here, home[0].out, 1);
-  while (home[0].in.left() != 0) home[0].deliver(*home[0].at_home, home[0].in, 1);
+  Head head(1);  // byte by byte
+  head[0].add_host(1, 5);
+  all(head[0]);
+  while (head[0].out.left() != 0) head[0].deliver(*head[0].here, head[0].out, 1);
+  while (head[0].in.left() != 0) head[0].deliver(*head[0].at_head, head[0].in, 1);
   for (uint64_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(next(home[0].hosts.at(1).inbox), plain(i));
-    EXPECT_EQ(next(home[0].hosts.at(1).reports), pattern(8 + 3 * i, i));
+    EXPECT_EQ(next(head[0].hosts.at(1).inbox), plain(i));
+    EXPECT_EQ(next(head[0].hosts.at(1).reports), pattern(8 + 3 * i, i));
   }
 }
 
@@ -53,8 +53,8 @@ TEST(Link, RandomRecords) {
   const Watchdog watchdog("links with random records");
   std::mt19937_64 random(seed());
   const auto below = [&](uint64_t n) { return random() % n; };
-  Home home(2);
-  for (uint32_t host = 0; host < 4; ++host) home[host / 2].add_host(host, static_cast<int32_t>(host) + 10);
+  Head head(2);
+  for (uint32_t host = 0; host < 4; ++host) head[host / 2].add_host(host, static_cast<int32_t>(host) + 10);
   std::map<uint32_t, std::deque<Bytes>> orders, reports;
   std::map<std::pair<uint32_t, uint32_t>, std::deque<Bytes>> peers;  // to, from: the order of each pair
   uint64_t sent = 0, came = 0;
@@ -67,7 +67,7 @@ TEST(Link, RandomRecords) {
     return true;
   };
   const auto look = [&](uint32_t host) {
-    Machine::End& end = home[host / 2].hosts.at(host);
+    Machine::End& end = head[host / 2].hosts.at(host);
     for (Bytes record = next(end.inbox); !record.empty(); record = next(end.inbox), ++came) {
       ASSERT_EQ(record, orders[host].front());
       orders[host].pop_front();
@@ -87,7 +87,7 @@ TEST(Link, RandomRecords) {
   };
   for (int step = 0; step < 4000 * kStressScale; ++step) {
     const auto host = static_cast<uint32_t>(below(4));
-    Machine& machine = home[host / 2];
+    Machine& machine = head[host / 2];
     Machine::End& end = machine.hosts.at(host);
     Bytes record = pattern(8 + below(below(20) == 0 ? 12000 : 200), random());
     const RecordHeader header{RecordKind::kRunDone, 0, 0};
@@ -114,7 +114,7 @@ TEST(Link, RandomRecords) {
         machine.deliver(*machine.here, machine.out, below(3) == 0 ? 1 + below(40) : machine.out.left());
         break;
       case 5:
-        machine.deliver(*machine.at_home, machine.in, below(3) == 0 ? 1 + below(40) : machine.in.left());
+        machine.deliver(*machine.at_head, machine.in, below(3) == 0 ? 1 + below(40) : machine.in.left());
         break;
       default:
         look(host);
@@ -122,28 +122,28 @@ TEST(Link, RandomRecords) {
     if (HasFatalFailure()) return;
   }
   for (int i = 0; i < 1000 && came != sent; ++i) {
-    home.transmit();
+    head.transmit();
     for (uint32_t host = 0; host < 4; ++host) look(host);
   }
   EXPECT_EQ(came, sent);
   EXPECT_GT(came, 1000u);
-  for (size_t m = 0; m < 2; ++m) EXPECT_EQ(home[m].at_home->stats().dropped + home[m].here->stats().dropped, 0u);
+  for (size_t m = 0; m < 2; ++m) EXPECT_EQ(head[m].at_head->stats().dropped + head[m].here->stats().dropped, 0u);
 }
 
 TEST(Link, AFullRingIsTriedAgain) {
-  Home home(1);
-  home[0].add_host(1, 5);
-  Machine::End& host = home[0].hosts.at(1);
+  Head head(1);
+  head[0].add_host(1, 5);
+  Machine::End& host = head[0].hosts.at(1);
   uint64_t sent = 0, came = 0;
   for (; sent < 10000; ++sent) {
     put(host.orders, plain(sent));
-    home[0].collect();
-    home[0].deliver_all();
+    head[0].collect();
+    head[0].deliver_all();
   }
   while (came < sent) {
     const Bytes record = next(host.inbox);
     if (record.empty()) {
-      (void)home[0].here->collect(home[0].buffer);  // nobody rings when there is room again
+      (void)head[0].here->collect(head[0].buffer);  // nobody rings when there is room again
       continue;
     }
     ASSERT_EQ(record, plain(came));
@@ -152,193 +152,193 @@ TEST(Link, AFullRingIsTriedAgain) {
 }
 
 TEST(Link, OtherIncarnationsAreDropped) {
-  Home home(1);
-  home[0].add_host(1, 5);
-  put(home[0].hosts.at(1).orders, plain(1));
-  put(home[0].hosts.at(1).outgoing, plain(2));
-  home[0].collect();
-  home[0].remove_host(1);
-  home[0].add_host(1, 6);
-  put(home[0].hosts.at(1).orders, plain(3));
-  home[0].transmit();
-  EXPECT_EQ(next(home[0].hosts.at(1).inbox), plain(3));
-  EXPECT_TRUE(next(home[0].hosts.at(1).inbox).empty());
-  EXPECT_TRUE(next(home[0].hosts.at(1).reports).empty());
-  EXPECT_EQ(home[0].here->stats().dropped, 1u);
-  EXPECT_EQ(home[0].at_home->stats().dropped, 1u);
+  Head head(1);
+  head[0].add_host(1, 5);
+  put(head[0].hosts.at(1).orders, plain(1));
+  put(head[0].hosts.at(1).outgoing, plain(2));
+  head[0].collect();
+  head[0].remove_host(1);
+  head[0].add_host(1, 6);
+  put(head[0].hosts.at(1).orders, plain(3));
+  head[0].transmit();
+  EXPECT_EQ(next(head[0].hosts.at(1).inbox), plain(3));
+  EXPECT_TRUE(next(head[0].hosts.at(1).inbox).empty());
+  EXPECT_TRUE(next(head[0].hosts.at(1).reports).empty());
+  EXPECT_EQ(head[0].here->stats().dropped, 1u);
+  EXPECT_EQ(head[0].at_head->stats().dropped, 1u);
 }
 
 TEST(Link, HostsOfOtherMachines) {
-  Home home(2);
-  home[0].add_host(0, 1);
-  home[1].add_host(1, 2);
+  Head head(2);
+  head[0].add_host(0, 1);
+  head[1].add_host(1, 2);
   const auto say = [&](PeerHeader to, uint64_t what) {
-    put(home[0].hosts.at(0).to_far, joined(to, plain(what)[0], what));
+    put(head[0].hosts.at(0).to_far, joined(to, plain(what)[0], what));
   };
-  const auto heard = [&]() -> Bytes { return next(home[1].hosts.at(1).from_far); };
+  const auto heard = [&]() -> Bytes { return next(head[1].hosts.at(1).from_far); };
   const auto expected = [&](uint64_t what) { return joined(PeerHeader{0, 1}, plain(what)[0], what); };
   say({1, 2}, 7);
-  home.transmit();
+  head.transmit();
   EXPECT_EQ(heard(), expected(7));
   for (const PeerHeader& nobody : {PeerHeader{1, 1}, PeerHeader{1, 3}, PeerHeader{0, 1}, PeerHeader{2, 2}})
     say(nobody, 8);
-  home.transmit();
+  head.transmit();
   EXPECT_TRUE(heard().empty());
-  EXPECT_EQ(home[0].at_home->stats().dropped, 4u);
+  EXPECT_EQ(head[0].at_head->stats().dropped, 4u);
   // A machine speaks for its own hosts only.
   Bytes frame(FrameWriter::room_for(16));
   for (const PeerHeader& forged : {PeerHeader{1, 2}, PeerHeader{0, 2}, PeerHeader{3, 1}}) {
     FrameWriter writer(frame);
     std::memcpy(writer.begin(FrameKind::kPeer, 1, 2, 16), joined(forged, uint64_t{9}).data(), 16);
-    home[0].at_home->deliver(frame);
+    head[0].at_head->deliver(frame);
   }
-  home.transmit();
+  head.transmit();
   EXPECT_TRUE(heard().empty());
   // What a lost machine has said reaches nobody under the name of its successor.
   say({1, 2}, 10);
-  home[0].collect();
-  home[0].remove_host(0);
-  home[0].add_host(0, 4);
-  home.transmit();
+  head[0].collect();
+  head[0].remove_host(0);
+  head[0].add_host(0, 4);
+  head.transmit();
   EXPECT_TRUE(heard().empty());
 }
 
 TEST(Link, NothingComesOutOfAClosedLink) {
-  Home home(2);
-  home[0].add_host(0, 1);
-  home[1].add_host(1, 2);
-  put(home[0].hosts.at(0).outgoing, plain(1));
-  put(home[0].hosts.at(0).to_far, joined(PeerHeader{1, 2}, uint64_t{1}));
-  home[0].collect();
-  home[0].at_home->close();
-  home[0].deliver_all();
-  EXPECT_TRUE(next(home[0].hosts.at(0).reports).empty());
-  EXPECT_EQ(home[0].at_home->collect(home[0].buffer), 0u);
-  EXPECT_THROW(home[0].at_home->add_host(2, 1, HostView(), nullptr), Error);
-  home[0].at_home->remove_host(0);
-  put(home[1].hosts.at(1).to_far, joined(PeerHeader{0, 1}, uint64_t{1}));
-  home[1].transmit();
-  EXPECT_EQ(home[1].at_home->stats().dropped, 1u);
-  EXPECT_TRUE(next(home[1].hosts.at(1).from_far).empty());
+  Head head(2);
+  head[0].add_host(0, 1);
+  head[1].add_host(1, 2);
+  put(head[0].hosts.at(0).outgoing, plain(1));
+  put(head[0].hosts.at(0).to_far, joined(PeerHeader{1, 2}, uint64_t{1}));
+  head[0].collect();
+  head[0].at_head->close();
+  head[0].deliver_all();
+  EXPECT_TRUE(next(head[0].hosts.at(0).reports).empty());
+  EXPECT_EQ(head[0].at_head->collect(head[0].buffer), 0u);
+  EXPECT_THROW(head[0].at_head->add_host(2, 1, HostView(), nullptr), Error);
+  head[0].at_head->remove_host(0);
+  put(head[1].hosts.at(1).to_far, joined(PeerHeader{0, 1}, uint64_t{1}));
+  head[1].transmit();
+  EXPECT_EQ(head[1].at_head->stats().dropped, 1u);
+  EXPECT_TRUE(next(head[1].hosts.at(1).from_far).empty());
 }
 
 TEST(Link, DeadlinesAreWhatIsLeft) {
-  Home home(1);
-  home[0].add_host(1, 5);
+  Head head(1);
+  head[0].add_host(1, 5);
   const int64_t left = 1'234'567'890, on_its_way = 1000;
   RunRecord run{{RecordKind::kRun, kRunWanted | kRunHasDeadline, 0}, 1, 2, 3, 4, 1, 1};
-  put(home[0].hosts.at(1).orders, joined(run, uint64_t{11}, uint64_t{12}, uint64_t{1}, home_clock() + left));
+  put(head[0].hosts.at(1).orders, joined(run, uint64_t{11}, uint64_t{12}, uint64_t{1}, head_clock() + left));
   run.header.detail = kRunWanted;
-  put(home[0].hosts.at(1).orders, joined(run, uint64_t{11}, uint64_t{12}, uint64_t{1}));
-  put(home[0].hosts.at(1).orders, joined(RecordHeader{RecordKind::kRun, kRunHasDeadline, 0}));  // nonsense, left alone
-  home[0].collect();
+  put(head[0].hosts.at(1).orders, joined(run, uint64_t{11}, uint64_t{12}, uint64_t{1}));
+  put(head[0].hosts.at(1).orders, joined(RecordHeader{RecordKind::kRun, kRunHasDeadline, 0}));  // nonsense, left alone
+  head[0].collect();
   pass_time(on_its_way);
-  home[0].deliver_all();
-  const Bytes record = next(home[0].hosts.at(1).inbox);
+  head[0].deliver_all();
+  const Bytes record = next(head[0].hosts.at(1).inbox);
   ASSERT_EQ(record.size(), sizeof run + 32);
   EXPECT_EQ(read_record<int64_t>(std::span(record).subspan(sizeof run + 24)), agent_clock() + left);
-  EXPECT_EQ(next(home[0].hosts.at(1).inbox), joined(run, uint64_t{11}, uint64_t{12}, uint64_t{1}));
-  EXPECT_EQ(next(home[0].hosts.at(1).inbox).size(), 8u);
+  EXPECT_EQ(next(head[0].hosts.at(1).inbox), joined(run, uint64_t{11}, uint64_t{12}, uint64_t{1}));
+  EXPECT_EQ(next(head[0].hosts.at(1).inbox).size(), 8u);
 }
 
 TEST(Link, ValuesOfFutures) {
-  Home home(2);
-  home[0].add_host(0, 1);
-  home[1].add_host(1, 1);
+  Head head(2);
+  head[0].add_host(0, 1);
+  head[1].add_host(1, 1);
   const auto complete = [&](size_t machine, Handle future, uint32_t is_large, uint32_t offset, const Bytes& bytes) {
-    Bytes record = joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient}, future.raw, 1, is_large},
+    Bytes record = joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient}, future.raw, 1, is_large},
                           ValueRun{offset, static_cast<uint32_t>(bytes.size())});
     record.insert(record.end(), bytes.begin(), bytes.end());
     record.resize(padded(record.size()));
-    put(home[machine].hosts.at(static_cast<uint32_t>(machine)).outgoing, record);
-    put(home[machine].hosts.at(static_cast<uint32_t>(machine)).outgoing, plain(machine));
-    home[machine].transmit();
+    put(head[machine].hosts.at(static_cast<uint32_t>(machine)).outgoing, record);
+    put(head[machine].hosts.at(static_cast<uint32_t>(machine)).outgoing, plain(machine));
+    head[machine].transmit();
   };
-  ReadBackArea& area = *ClientBlock::attach(home.client)->read_back_area();
+  ReadBackArea& area = *ClientBlock::attach(head.client)->read_back_area();
   for (const size_t bytes : {size_t{8}, size_t{64}, size_t{65}, size_t{4096}}) {
     const Bytes value = pattern(bytes, seed());
-    const Handle future = home.future(2);
+    const Handle future = head.future(2);
     ASSERT_TRUE(area.try_open(future, bytes));
     const size_t half = bytes / 2;
     complete(0, future, bytes > 64, 0, Bytes(value.begin(), value.begin() + static_cast<std::ptrdiff_t>(half)));
-    EXPECT_EQ(home.futures().poll(future), FutureState::kPending);
+    EXPECT_EQ(head.futures().poll(future), FutureState::kPending);
     complete(1, future, bytes > 64, static_cast<uint32_t>(half),
              Bytes(value.begin() + static_cast<std::ptrdiff_t>(half), value.end()));
-    ASSERT_EQ(home.futures().poll(future), FutureState::kReady);
+    ASSERT_EQ(head.futures().poll(future), FutureState::kReady);
     EXPECT_EQ(std::memcmp(area.slot(future, bytes), value.data(), bytes), 0);
     // The controller hears of the ends of runs alone.
-    EXPECT_EQ(next(home[0].hosts.at(0).reports), plain(0));
-    EXPECT_TRUE(next(home[0].hosts.at(0).reports).empty());
-    EXPECT_EQ(next(home[1].hosts.at(1).reports), plain(1));
-    (void)home.futures().release(future);
+    EXPECT_EQ(next(head[0].hosts.at(0).reports), plain(0));
+    EXPECT_TRUE(next(head[0].hosts.at(0).reports).empty());
+    EXPECT_EQ(next(head[1].hosts.at(1).reports), plain(1));
+    (void)head.futures().release(future);
     complete(0, future, 0, 0, value.size() > 64 ? Bytes(8) : value);  // too late: nothing happens
-    EXPECT_EQ(next(home[0].hosts.at(0).reports), plain(0));
+    EXPECT_EQ(next(head[0].hosts.at(0).reports), plain(0));
   }
-  const Handle future = home.future();
-  home.hub.remove_client(Home::kClient);
+  const Handle future = head.future();
+  head.hub.remove_client(Head::kClient);
   complete(0, future, 0, 0, Bytes(8));
-  EXPECT_EQ(home.futures().poll(future), FutureState::kPending);
+  EXPECT_EQ(head.futures().poll(future), FutureState::kPending);
 }
 
 TEST(Link, WhatIsNotRead) {
-  Home home(2);
-  home[0].add_host(0, 1);
-  home[1].add_host(1, 1);
+  Head head(2);
+  head[0].add_host(0, 1);
+  head[1].add_host(1, 1);
   // Host 0 talks to host 1, whose machine's connection is stuck: the link to that machine breaks, and it alone.
   Bytes record = joined(PeerHeader{1, 1});
   record.resize(12'000);
   const auto talk = [&] {
     for (uint64_t said = 0; said < Link::kMostKept + (1u << 20); said += record.size()) {
-      put(home[0].hosts.at(0).to_far, record);
-      home[0].collect();
-      home[0].deliver_all();
+      put(head[0].hosts.at(0).to_far, record);
+      head[0].collect();
+      head[0].deliver_all();
     }
   };
   talk();
-  EXPECT_THROW((void)home[1].at_home->collect(home[1].buffer), Error);
-  put(home[0].hosts.at(0).outgoing, plain(1));
-  home[0].transmit();
-  EXPECT_EQ(next(home[0].hosts.at(0).reports), plain(1));
+  EXPECT_THROW((void)head[1].at_head->collect(head[1].buffer), Error);
+  put(head[0].hosts.at(0).outgoing, plain(1));
+  head[0].transmit();
+  EXPECT_EQ(next(head[0].hosts.at(0).reports), plain(1));
 }
 
 TEST(Link, RoundTripsAreMeasured) {
-  Home home(1);
-  home[0].collect();
+  Head head(1);
+  head[0].collect();
   pass_time(3'000'000);
-  home[0].deliver_all();
-  home[0].collect();
+  head[0].deliver_all();
+  head[0].collect();
   pass_time(2'000'000);
-  home[0].deliver_all();
-  EXPECT_EQ(home[0].at_home->stats().round_trip_ns, 5'000'000);
+  head[0].deliver_all();
+  EXPECT_EQ(head[0].at_head->stats().round_trip_ns, 5'000'000);
   pass_time(7);
-  EXPECT_EQ(home[0].at_home->stats().heard_ns, 7);
-  const int64_t ahead = agent_clock() - home_clock();
-  EXPECT_EQ(home[0].at_home->stats().clock_ahead_ns, ahead + 500'000);  // it came 3 ms after the ping, of 5
+  EXPECT_EQ(head[0].at_head->stats().heard_ns, 7);
+  const int64_t ahead = agent_clock() - head_clock();
+  EXPECT_EQ(head[0].at_head->stats().clock_ahead_ns, ahead + 500'000);  // it came 3 ms after the ping, of 5
   // A shorter trip says more, a longer one does not.
   for (const int64_t there : {1'000'000, 40'000'000}) {
     pass_time(1'000'000'000);
-    home[0].collect();
+    head[0].collect();
     pass_time(there);
-    home[0].deliver_all();
-    home[0].collect();
-    home[0].deliver_all();
-    EXPECT_EQ(home[0].at_home->stats().round_trip_ns, there);
-    EXPECT_EQ(home[0].at_home->stats().clock_ahead_ns, ahead + 500'000);
+    head[0].deliver_all();
+    head[0].collect();
+    head[0].deliver_all();
+    EXPECT_EQ(head[0].at_head->stats().round_trip_ns, there);
+    EXPECT_EQ(head[0].at_head->stats().clock_ahead_ns, ahead + 500'000);
   }
 }
 
-TEST(Link, OnlyHomeAsks) {
-  Home home(1);
-  home[0].transmit();
+TEST(Link, OnlyTheHeadAsks) {
+  Head head(1);
+  head[0].transmit();
   for (int second = 0; second < 5; ++second) {
     pass_time(1'000'000'000);
-    EXPECT_EQ(home[0].here->collect(home[0].buffer), 0U);  // nobody has asked
-    const auto asked = home[0].here->stats().bytes_in, answered = home[0].at_home->stats().bytes_in;
-    home[0].transmit();
-    EXPECT_GT(home[0].here->stats().bytes_in, asked);
-    EXPECT_GT(home[0].at_home->stats().bytes_in, answered);
-    EXPECT_LT(home[0].here->stats().heard_ns, 100'000'000);
-    EXPECT_LT(home[0].at_home->stats().heard_ns, 100'000'000);
+    EXPECT_EQ(head[0].here->collect(head[0].buffer), 0U);  // nobody has asked
+    const auto asked = head[0].here->stats().bytes_in, answered = head[0].at_head->stats().bytes_in;
+    head[0].transmit();
+    EXPECT_GT(head[0].here->stats().bytes_in, asked);
+    EXPECT_GT(head[0].at_head->stats().bytes_in, answered);
+    EXPECT_LT(head[0].here->stats().heard_ns, 100'000'000);
+    EXPECT_LT(head[0].at_head->stats().heard_ns, 100'000'000);
   }
 }
 

@@ -1,5 +1,5 @@
-// A whole cluster over links: a controller at home, a machine for each host, and a client at home or on one more
-// machine. The hosts run random programs; every value is compared with that of a plain evaluation.
+// A whole cluster over links: a controller at the head, a machine for each host, and a client at the head or on one
+// more machine. The hosts run random programs; every value is compared with that of a plain evaluation.
 //
 //   LINK-1   LinkedCluster.RandomPrograms, FarClientCluster.RandomPrograms
 //   PEER-1   LinkedCluster.LostMachines, FarClientCluster.LostMachines: at any moment; what is ordered afterwards is
@@ -26,16 +26,16 @@ constexpr HostBlock::Sizes kSizes{1u << 17, 4096, 0, 1u << 14};
 
 /// A machine with one host, and its link.
 struct Machine {
-  Machine(LinkHub& home, uint32_t number, const std::vector<int32_t>& epochs, ControllerBlock* controller,
+  Machine(LinkHub& head, uint32_t number, const std::vector<int32_t>& epochs, ControllerBlock* controller,
           const ModelClock& clock)
       : number(number),
         twin(HostBlock::make(number, kHosts, kSizes, false)),
         own(HostBlock::make(number, kHosts, kSizes, false)),
         backend({number, 1, 0, 0}, clock, nullptr) {
     const int32_t epoch = epochs[number];
-    at_home = MachineLink::open(home, MachineLink::End::kHome);
+    at_head = MachineLink::open(head, MachineLink::End::kHead);
     here = MachineLink::open(hub, MachineLink::End::kAgent);
-    at_home->add_host(number, epoch, HostView(twin), controller);
+    at_head->add_host(number, epoch, HostView(twin), controller);
     here->add_host(number, epoch, HostView(own), ControllerBlock::attach(controller_segment));
     std::vector<HostView> blocks(kHosts);
     blocks[number] = HostView(own);
@@ -44,7 +44,7 @@ struct Machine {
   }
   ~Machine() {
     host.reset();
-    at_home->close();
+    at_head->close();
     here->close();
   }
 
@@ -67,7 +67,7 @@ struct Machine {
   Segment twin, own, controller_segment = ControllerBlock::make(false);
   Segment client = ClientBlock::make({64, 4096, 0, false}, false);  ///< stands for the client's block
   LinkHub hub;
-  std::shared_ptr<MachineLink> at_home, here;
+  std::shared_ptr<MachineLink> at_head, here;
   Bytes out, in;
   ModelledBackend backend;
   std::unique_ptr<Host> host;
@@ -82,13 +82,13 @@ struct LinkedCluster : testing::Test {
     }
     controller = std::make_unique<Controller>(Controller::Options{1024, {}}, block, blocks);
     if (is_client_far) {
-      far = std::make_unique<FarClient>(home, Client::Options{0, 64}, kClientSizes);
+      far = std::make_unique<FarClient>(head, Client::Options{0, 64}, kClientSizes);
       controller->add_client(0, far->view(), far->bell(), {}, ClientPlace::kElsewhere);
-      home.add_client(0, far->view(), nullptr, far->at_home);
+      head.add_client(0, far->view(), nullptr, far->at_head);
       client_block = far->block();
     } else {
       controller->add_client(0, client_block);
-      home.add_client(0, client_block);
+      head.add_client(0, client_block);
       near = std::make_unique<Client>(Client::Options{0, 64}, client_block, block);
     }
     client = is_client_far ? &far->client : near.get();
@@ -104,20 +104,20 @@ struct LinkedCluster : testing::Test {
   ~LinkedCluster() override {
     near.reset();
     controller.reset();
-    home.remove_client(0);
+    head.remove_client(0);
   }
 
   void start(uint32_t h) {
-    machines[h] = std::make_unique<Machine>(home, h, epochs, block, clock);
+    machines[h] = std::make_unique<Machine>(head, h, epochs, block, clock);
     machines[h]->host->attach_client(0, ClientView(machines[h]->client), ClientView(client_block).futures().capacity());
   }
   /// One step of somebody.
   void step() {
     if (far != nullptr && random() % 4 == 0) {
       if (random() % 2 == 0)
-        Machine::transmit(*far->at_home, *far->at_client, far->in, random);
+        Machine::transmit(*far->at_head, *far->at_client, far->in, random);
       else
-        Machine::transmit(*far->at_client, *far->at_home, far->out, random);
+        Machine::transmit(*far->at_client, *far->at_head, far->out, random);
       return;
     }
     const uint64_t who = random() % (3 * kHosts + 2);
@@ -129,8 +129,8 @@ struct LinkedCluster : testing::Test {
     } else {
       Machine& machine = *machines[(who - 2) / 3];
       if ((who - 2) % 3 == 0) machine.host->step();
-      if ((who - 2) % 3 == 1) Machine::transmit(*machine.at_home, *machine.here, machine.out, random);
-      if ((who - 2) % 3 == 2) Machine::transmit(*machine.here, *machine.at_home, machine.in, random);
+      if ((who - 2) % 3 == 1) Machine::transmit(*machine.at_head, *machine.here, machine.out, random);
+      if ((who - 2) % 3 == 2) Machine::transmit(*machine.here, *machine.at_head, machine.in, random);
     }
   }
   struct Submitted {
@@ -194,7 +194,7 @@ struct LinkedCluster : testing::Test {
   static constexpr ClientBlock::Sizes kClientSizes{1024, 1u << 17, 1u << 16};
   Segment client_segment = ClientBlock::make(kClientSizes, false);
   ClientBlock* client_block = ClientBlock::attach(client_segment);
-  LinkHub home;
+  LinkHub head;
   std::vector<int32_t> epochs = std::vector<int32_t>(kHosts, 1);
   std::vector<std::unique_ptr<Machine>> dead;
   std::unique_ptr<Machine> machines[kHosts];
@@ -220,7 +220,7 @@ void LinkedCluster::random_programs() {
   finish();
   EXPECT_GT(ready, 100u);
   for (const auto& machine : machines) {
-    EXPECT_EQ(machine->at_home->stats().dropped + machine->here->stats().dropped, 0u);
+    EXPECT_EQ(machine->at_head->stats().dropped + machine->here->stats().dropped, 0u);
     EXPECT_TRUE(machine->host->executor().is_idle());
   }
 }
@@ -231,9 +231,9 @@ void LinkedCluster::lost_machines() {
   for (uint64_t loss = 1; loss <= 8 * kStressScale; ++loss) {
     for (int i = 0; i < 10; ++i) (void)submit();
     for (uint64_t steps = random() % 300; steps != 0; --steps) step();
-    // The machine is gone at once. What it has said may be on its way to home, or to others behind home.
+    // The machine is gone at once. What it has said may be on its way to the head, or to others behind the head.
     const auto lost = static_cast<uint32_t>(random() % kHosts);
-    machines[lost]->at_home->close();
+    machines[lost]->at_head->close();
     machines[lost]->here->close();
     EXPECT_EQ(controller->lose_hosts({lost}, why), loss);
     ++epochs[lost];
@@ -277,7 +277,7 @@ struct FarClientCluster : LinkedCluster {
 TEST_F(LinkedCluster, RandomPrograms) { random_programs(); }
 TEST_F(FarClientCluster, RandomPrograms) {
   random_programs();
-  EXPECT_EQ(far->at_home->stats().dropped + far->at_client->stats().dropped, 0u);
+  EXPECT_EQ(far->at_head->stats().dropped + far->at_client->stats().dropped, 0u);
 }
 TEST_F(LinkedCluster, LostMachines) { lost_machines(); }
 TEST_F(FarClientCluster, LostMachines) { lost_machines(); }

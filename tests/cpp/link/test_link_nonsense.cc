@@ -1,7 +1,7 @@
 // What makes no sense breaks a link, by name, or counts as for nobody; nothing of it is applied.
 //
 //   LINK-4   Nonsense.IsRefusedByName, Nonsense.NothingOfACompletionIsApplied, Nonsense.ACorruptRing
-//   LINK-2   Nonsense.WhatIsForNobodyIsDropped, Nonsense.HomeWritesOnlyWhatItLent
+//   LINK-2   Nonsense.WhatIsForNobodyIsDropped, Nonsense.TheHeadWritesOnlyWhatItLent
 #include "link/link_ends.h"
 
 namespace pathways::test::test_link_nonsense {
@@ -10,14 +10,14 @@ namespace {
 TEST(Nonsense, IsRefusedByName) {
   const RecordHeader done{RecordKind::kRunDone, 0, 0};
   const auto completion = [](uint32_t runs, uint32_t is_large, ValueRun run, size_t bytes) {
-    Bytes record = joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient}, 1, runs, is_large}, run);
+    Bytes record = joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient}, 1, runs, is_large}, run);
     record.resize(sizeof(FutureDoneRecord) + bytes);
     return record;
   };
-  const auto to_home = [](const Bytes& record) { return frame(FrameKind::kToController, 1, 5, record); };
+  const auto to_head = [](const Bytes& record) { return frame(FrameKind::kToController, 1, 5, record); };
   FrameHeader odd{8, FrameKind::kPing, 1, 0, 0};
   struct Case {
-    bool at_home;
+    bool at_head;
     Bytes bytes;
     std::string text;
   };
@@ -31,64 +31,64 @@ TEST(Nonsense, IsRefusedByName) {
       {true, frame(FrameKind::kBlock, 1, 5, joined(done)), "a frame of kind 4"},
       {false, frame(FrameKind::kToController, 1, 5, joined(done)), "a frame of kind 2"},
       {true, frame(FrameKind::kBlockOver, 1, 5, joined(done)), "a frame of kind 6"},
-      {true, to_home({}), "a record of 0 bytes"},
-      {true, to_home(Bytes(7)), "a record of 7 bytes"},
-      {true, to_home(Bytes(Machine::kSizes.ring_bytes / 2)), "a record of 32768 bytes"},
+      {true, to_head({}), "a record of 0 bytes"},
+      {true, to_head(Bytes(7)), "a record of 7 bytes"},
+      {true, to_head(Bytes(Machine::kSizes.ring_bytes / 2)), "a record of 32768 bytes"},
       {false, frame(FrameKind::kFromController, 1, 5, Bytes(7)), "a record of 7 bytes"},
       {true, frame(FrameKind::kPeer, 1, 5, Bytes(7)), "a record of a host to another of 7 bytes"},
-      {false, frame(FrameKind::kBlock, Home::kClient, 1, Bytes(23)), "a block of 23 bytes"},
-      {false, frame(FrameKind::kBlock, Home::kClient, 0, Bytes(24)), "a block for 0 hosts"},
-      {false, frame(FrameKind::kBlock, Home::kClient, 2, Bytes(32)), "a block for 2 hosts in 8 bytes"},
-      {false, frame(FrameKind::kBlock, Home::kClient, 1025, Bytes(24 + 8200)), "a block for 1025 hosts"},
-      {false, frame(FrameKind::kBlock, Home::kClient, -1, Bytes(32)), "a block for 4294967295 hosts"},
-      {true, frame(FrameKind::kData, Home::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
-      {false, frame(FrameKind::kData, Home::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
+      {false, frame(FrameKind::kBlock, Head::kClient, 1, Bytes(23)), "a block of 23 bytes"},
+      {false, frame(FrameKind::kBlock, Head::kClient, 0, Bytes(24)), "a block for 0 hosts"},
+      {false, frame(FrameKind::kBlock, Head::kClient, 2, Bytes(32)), "a block for 2 hosts in 8 bytes"},
+      {false, frame(FrameKind::kBlock, Head::kClient, 1025, Bytes(24 + 8200)), "a block for 1025 hosts"},
+      {false, frame(FrameKind::kBlock, Head::kClient, -1, Bytes(32)), "a block for 4294967295 hosts"},
+      {true, frame(FrameKind::kData, Head::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
+      {false, frame(FrameKind::kData, Head::kClient, 0, Bytes(15)), "bytes of a block of 15 bytes"},
       {true, frame(FrameKind::kPing, 0, 0, Bytes(7)), "a ping of 7 bytes"},
       {true, frame(FrameKind::kPong, 0, 0, Bytes(15)), "a pong of 15 bytes"},
-      {true, to_home(joined(RecordHeader{RecordKind::kFutureDone, 0, Home::kClient}, uint64_t{1})),
+      {true, to_head(joined(RecordHeader{RecordKind::kFutureDone, 0, Head::kClient}, uint64_t{1})),
        "a completion of 16 bytes that is none"},
-      {true, to_home(completion(1, 0, {0, 8}, 8)), "a completion of 32 bytes that is none"},
-      {true, to_home(completion(1, 0, {57, 8}, 16)), "a completion of 40 bytes that is none"},
-      {true, to_home(completion(1, 0, {8, UINT32_MAX}, 16)), "a completion of 40 bytes that is none"},
-      {true, to_home(completion(1, 1, {4096, 8}, 16)), "a completion of 40 bytes that is none"},
-      {true, to_home(completion(UINT32_MAX, 0, {0, 8}, 16)), "a completion of 40 bytes that is none"},
-      {true, to_home(completion(0, 0, {0, 8}, 16)), "a completion of 40 bytes that is none"},
+      {true, to_head(completion(1, 0, {0, 8}, 8)), "a completion of 32 bytes that is none"},
+      {true, to_head(completion(1, 0, {57, 8}, 16)), "a completion of 40 bytes that is none"},
+      {true, to_head(completion(1, 0, {8, UINT32_MAX}, 16)), "a completion of 40 bytes that is none"},
+      {true, to_head(completion(1, 1, {4096, 8}, 16)), "a completion of 40 bytes that is none"},
+      {true, to_head(completion(UINT32_MAX, 0, {0, 8}, 16)), "a completion of 40 bytes that is none"},
+      {true, to_head(completion(0, 0, {0, 8}, 16)), "a completion of 40 bytes that is none"},
   };
   for (const Case& each : cases) {
-    Home home(1);
-    home[0].add_host(1, 5);
-    home[0].twin_client(Home::kClient, home.arena_bytes());
-    const std::string why = refusal(each.at_home ? *home[0].at_home : *home[0].here, each.bytes);
+    Head head(1);
+    head[0].add_host(1, 5);
+    head[0].twin_client(Head::kClient, head.arena_bytes());
+    const std::string why = refusal(each.at_head ? *head[0].at_head : *head[0].here, each.bytes);
     EXPECT_NE(why.find(each.text), std::string::npos) << why << ", expected " << each.text;
-    EXPECT_TRUE(next(home[0].hosts.at(1).reports).empty());
-    EXPECT_TRUE(next(home[0].hosts.at(1).inbox).empty());
+    EXPECT_TRUE(next(head[0].hosts.at(1).reports).empty());
+    EXPECT_TRUE(next(head[0].hosts.at(1).inbox).empty());
   }
 }
 
 TEST(Nonsense, NothingOfACompletionIsApplied) {
-  Home home(1);
-  home[0].add_host(1, 5);
-  const Handle future = home.future();
-  ReadBackArea& area = *ClientBlock::attach(home.client)->read_back_area();
+  Head head(1);
+  head[0].add_host(1, 5);
+  const Handle future = head.future();
+  ReadBackArea& area = *ClientBlock::attach(head.client)->read_back_area();
   ASSERT_TRUE(area.try_open(future, 16));
   std::memset(area.slot(future, 16), 1, 16);
-  Bytes record = joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient}, future.raw, 2, 0}, ValueRun{0, 8},
+  Bytes record = joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient}, future.raw, 2, 0}, ValueRun{0, 8},
                         uint64_t{0}, ValueRun{64, 8}, uint64_t{0});
-  EXPECT_NE(refusal(*home[0].at_home, frame(FrameKind::kToController, 1, 5, record)), "taken");
-  EXPECT_EQ(home.futures().poll(future), FutureState::kPending);
+  EXPECT_NE(refusal(*head[0].at_head, frame(FrameKind::kToController, 1, 5, record)), "taken");
+  EXPECT_EQ(head.futures().poll(future), FutureState::kPending);
   EXPECT_EQ(area.slot(future, 16)[0], std::byte{1});
 }
 
 TEST(Nonsense, WhatIsForNobodyIsDropped) {
-  const auto drops = [](bool at_home, const Bytes& bytes) {
-    Home home(1);
-    home[0].add_host(1, 5);
-    home[0].twin_client(Home::kClient, home.arena_bytes());
-    Link& link = at_home ? *home[0].at_home : *home[0].here;
+  const auto drops = [](bool at_head, const Bytes& bytes) {
+    Head head(1);
+    head[0].add_host(1, 5);
+    head[0].twin_client(Head::kClient, head.arena_bytes());
+    Link& link = at_head ? *head[0].at_head : *head[0].here;
     EXPECT_EQ(refusal(link, bytes), "taken");
-    EXPECT_TRUE(next(home[0].hosts.at(1).reports).empty());
-    EXPECT_TRUE(next(home[0].hosts.at(1).inbox).empty());
-    EXPECT_TRUE(next(home[0].hosts.at(1).from_far).empty());
+    EXPECT_TRUE(next(head[0].hosts.at(1).reports).empty());
+    EXPECT_TRUE(next(head[0].hosts.at(1).inbox).empty());
+    EXPECT_TRUE(next(head[0].hosts.at(1).from_far).empty());
     return link.stats().dropped;
   };
   const Bytes record = joined(RecordHeader{RecordKind::kRunDone, 0, 0});
@@ -104,13 +104,13 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
   EXPECT_EQ(drops(true, frame(FrameKind::kPeer, 1, 5, joined(PeerHeader{1, 5}))), 1u);
   EXPECT_EQ(drops(false, frame(FrameKind::kBlock, 9, 1, block(1, 64))), 1u);
   for (const BlockHost host : {BlockHost{1, 4}, BlockHost{2, 5}}) {  // hosts that are not there, or not any more
-    EXPECT_EQ(drops(false, frame(FrameKind::kBlock, Home::kClient, 1, joined(BlockFrame{1, 64, 0}, host))), 1u);
+    EXPECT_EQ(drops(false, frame(FrameKind::kBlock, Head::kClient, 1, joined(BlockFrame{1, 64, 0}, host))), 1u);
   }
   EXPECT_EQ(drops(false, frame(FrameKind::kData, 9, 0, data(1, 0))), 1u);
-  EXPECT_EQ(drops(false, frame(FrameKind::kData, Home::kClient, 0, data(1, 0))), 1u);
+  EXPECT_EQ(drops(false, frame(FrameKind::kData, Head::kClient, 0, data(1, 0))), 1u);
   const auto drops_of = [&](uint64_t bytes, const Bytes& payload) {
-    Bytes both = frame(FrameKind::kBlock, Home::kClient, 1, block(1, bytes));
-    const Bytes data_frame = frame(FrameKind::kData, Home::kClient, 0, payload);
+    Bytes both = frame(FrameKind::kBlock, Head::kClient, 1, block(1, bytes));
+    const Bytes data_frame = frame(FrameKind::kData, Head::kClient, 0, payload);
     both.insert(both.end(), data_frame.begin(), data_frame.end());
     return drops(false, both);
   };
@@ -123,64 +123,64 @@ TEST(Nonsense, WhatIsForNobodyIsDropped) {
 }
 
 /// A machine that lies can write only to what was lent to it for a fetch, and end only its own hosts' leases.
-TEST(Nonsense, HomeWritesOnlyWhatItLent) {
-  Home home(1);
-  home[0].add_host(1, 5);
-  home[0].add_host(2, 5);
-  home.hub.add_group(Home::kGroup, {1});
-  home[0].twin_client(Home::kClient, home.arena_bytes());
+TEST(Nonsense, TheHeadWritesOnlyWhatItLent) {
+  Head head(1);
+  head[0].add_host(1, 5);
+  head[0].add_host(2, 5);
+  head.hub.add_group(Head::kGroup, {1});
+  head[0].twin_client(Head::kClient, head.arena_bytes());
   uint64_t own = 0, fetched = 0, lent = 0;
   for (uint64_t* block : {&own, &fetched, &lent}) {
-    ASSERT_EQ(home.arena().allocate(64, block), Status::kOk);
-    std::memset(home.arena().at(*block), 1, 64);
+    ASSERT_EQ(head.arena().allocate(64, block), Status::kOk);
+    std::memset(head.arena().at(*block), 1, 64);
   }
-  home.arena().lease_out(fetched, 2, 1);
-  home.arena().lease_out(lent, 2, 2);
-  const Handle token = home.future();
-  put(home[0].hosts.at(1).orders, home.command(CommandKind::kFetch, 7, token.raw, fetched, 64, 1));
-  put(home[0].hosts.at(1).orders, home.command(CommandKind::kPut, 8, 0, lent, 64, 2));
-  home.transmit();
-  EXPECT_EQ(home.arena().was_references(lent), 1u);
-  Link& link = *home[0].at_home;
+  head.arena().lease_out(fetched, 2, 1);
+  head.arena().lease_out(lent, 2, 2);
+  const Handle token = head.future();
+  put(head[0].hosts.at(1).orders, head.command(CommandKind::kFetch, 7, token.raw, fetched, 64, 1));
+  put(head[0].hosts.at(1).orders, head.command(CommandKind::kPut, 8, 0, lent, 64, 2));
+  head.transmit();
+  EXPECT_EQ(head.arena().was_references(lent), 1u);
+  Link& link = *head[0].at_head;
   const auto say = [&](const Bytes& bytes) {
     const uint64_t before = link.stats().dropped;
     EXPECT_EQ(refusal(link, bytes), "taken");
     return link.stats().dropped == before;
   };
-  const auto write = [&](uint64_t number, uint64_t at, size_t bytes, uint32_t client = Home::kClient) {
+  const auto write = [&](uint64_t number, uint64_t at, size_t bytes, uint32_t client = Head::kClient) {
     Bytes payload = joined(DataFrame{number, at});
     payload.resize(sizeof(DataFrame) + bytes, std::byte{9});
     return say(frame(FrameKind::kData, client, 0, payload));
   };
   const auto complete = [&](uint32_t host) {
     return say(frame(FrameKind::kToController, host, 5,
-                     joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Home::kClient}, token.raw, 0, 0})));
+                     joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient}, token.raw, 0, 0})));
   };
   EXPECT_FALSE(write(0, 0, 8));
   EXPECT_FALSE(write(2, 0, 8));  // a put's
   EXPECT_FALSE(write(3, 0, 8));
   EXPECT_FALSE(write(1, 60, 8));
   EXPECT_FALSE(write(1, UINT64_MAX, 8));
-  EXPECT_FALSE(write(1, 0, 8, Home::kClient + 1));
-  for (const uint64_t block : {own, fetched, lent}) EXPECT_EQ(home.arena().at(block)[0], std::byte{1});
+  EXPECT_FALSE(write(1, 0, 8, Head::kClient + 1));
+  for (const uint64_t block : {own, fetched, lent}) EXPECT_EQ(head.arena().at(block)[0], std::byte{1});
   EXPECT_TRUE(complete(2));  // which has no part in it
-  EXPECT_EQ(home.arena().was_references(fetched), 2u);
+  EXPECT_EQ(head.arena().was_references(fetched), 2u);
   EXPECT_TRUE(write(1, 56, 8));
-  EXPECT_EQ(home.arena().at(fetched)[63], std::byte{9});
+  EXPECT_EQ(head.arena().at(fetched)[63], std::byte{9});
   EXPECT_TRUE(complete(1));
-  EXPECT_EQ(home.arena().was_references(fetched), 1u);
+  EXPECT_EQ(head.arena().was_references(fetched), 1u);
   EXPECT_FALSE(write(1, 0, 8));
 }
 
 TEST(Nonsense, ACorruptRing) {
   for (const bool is_far : {false, true}) {
-    Home home(1);
-    home[0].add_host(1, 5);
-    put(is_far ? home[0].hosts.at(1).to_far : home[0].hosts.at(1).outgoing, Bytes(4));
-    EXPECT_THROW((void)home[0].here->collect(home[0].buffer), Error);
+    Head head(1);
+    head[0].add_host(1, 5);
+    put(is_far ? head[0].hosts.at(1).to_far : head[0].hosts.at(1).outgoing, Bytes(4));
+    EXPECT_THROW((void)head[0].here->collect(head[0].buffer), Error);
   }
-  Home home(1);
-  EXPECT_THROW((void)home[0].here->collect(std::span(home[0].buffer).first(1000)), Error);
+  Head head(1);
+  EXPECT_THROW((void)head[0].here->collect(std::span(head[0].buffer).first(1000)), Error);
 }
 
 }  // namespace

@@ -21,49 +21,49 @@ std::atomic<int64_t> pool_clock_ns{0};
 int64_t pool_clock() { return pool_clock_ns.load(); }
 constexpr int64_t kHourNs = 3'600'000'000'000;
 
-/// A machine with one host, whose link is in a pool at home.
+/// A machine with one host, whose link is in a pool at the head.
 struct PooledMachine {
-  PooledMachine(LinkHub& home, const std::shared_ptr<LinkPool>& pool, Segment& home_controller, uint32_t host)
-      : home_controller(home_controller), host(host) {
-    at_home = MachineLink::open(home, MachineLink::End::kHome, monotonic_ns, pool);
+  PooledMachine(LinkHub& head, const std::shared_ptr<LinkPool>& pool, Segment& head_controller, uint32_t host)
+      : head_controller(head_controller), host(host) {
+    at_head = MachineLink::open(head, MachineLink::End::kHead, monotonic_ns, pool);
     here = MachineLink::open(hub, MachineLink::End::kAgent);
   }
   ~PooledMachine() {
-    at_home->close();
+    at_head->close();
     here->close();
   }
   /// The host's rings, new ones each time.
   void start(int32_t incarnation) {
     twin = std::make_shared<Segment>(HostBlock::make(host, 1, Machine::kSizes, false));
     own = std::make_shared<Segment>(HostBlock::make(host, 1, Machine::kSizes, false));
-    at_home->add_host(host, incarnation, HostView(*twin), ControllerBlock::attach(home_controller), twin);
+    at_head->add_host(host, incarnation, HostView(*twin), ControllerBlock::attach(head_controller), twin);
     here->add_host(host, incarnation, HostView(*own), ControllerBlock::attach(agent_controller), own);
     inbox = HostView(*own).inbox();
   }
 
-  Segment& home_controller;
+  Segment& head_controller;
   const uint32_t host;
   LinkHub hub;
   Segment agent_controller = ControllerBlock::make(false);
-  std::shared_ptr<MachineLink> at_home, here;
+  std::shared_ptr<MachineLink> at_head, here;
   std::shared_ptr<Segment> twin, own;
   ByteRing::Consumer inbox;
 };
 
-struct PooledHome {
-  explicit PooledHome(uint32_t machines) {
+struct PooledHead {
+  explicit PooledHead(uint32_t machines) {
     pool_clock_ns.store(kHourNs);
     for (uint32_t m = 0; m < machines; ++m) {
       // Hosts and slots have different numbers.
       this->machines.push_back(std::make_unique<PooledMachine>(hub, pool, controller_segment, machines - 1 - m));
       this->machines.back()->start(0);
-      pool->resume(this->machines.back()->at_home->slot());
+      pool->resume(this->machines.back()->at_head->slot());
     }
     EXPECT_EQ(send_all().size(), machines);  // the first pings
     pool_clock_ns.store(0);
   }
   PooledMachine& at_slot(uint32_t slot) {
-    return **std::ranges::find_if(machines, [&](const auto& each) { return each->at_home->slot() == slot; });
+    return **std::ranges::find_if(machines, [&](const auto& each) { return each->at_head->slot() == slot; });
   }
   Outbox outbox(PooledMachine& to) {
     return {HostView(*to.twin).to_host(), &pool->hosts().doorbell, &pool->hosts().bitmap, to.host};
@@ -93,113 +93,114 @@ void send(Outbox& outbox, uint64_t number) {
 }
 
 TEST(LinkPool, OnlyTheMarkedLinkIsAsked) {
-  PooledHome home(3);
-  Outbox outbox = home.outbox(*home.machines[1]);
+  PooledHead head(3);
+  Outbox outbox = head.outbox(*head.machines[1]);
   send(outbox, 5);
   (void)outbox.flush();
-  EXPECT_EQ(home.send_all(), std::vector<uint32_t>{home.machines[1]->at_home->slot()});
-  EXPECT_EQ(number_of(next(home.machines[1]->inbox)), 5U);
-  EXPECT_TRUE(home.send_all().empty());
+  EXPECT_EQ(head.send_all(), std::vector<uint32_t>{head.machines[1]->at_head->slot()});
+  EXPECT_EQ(number_of(next(head.machines[1]->inbox)), 5U);
+  EXPECT_TRUE(head.send_all().empty());
 }
 
 TEST(LinkPool, AMarkBeforeItsHostIsKnown) {
-  PooledHome home(2);
-  PooledMachine& machine = *home.machines[0];
-  machine.at_home->remove_host(machine.host);
-  Outbox outbox = home.outbox(machine);
+  PooledHead head(2);
+  PooledMachine& machine = *head.machines[0];
+  machine.at_head->remove_host(machine.host);
+  Outbox outbox = head.outbox(machine);
   send(outbox, 6);
   (void)outbox.flush();
-  EXPECT_TRUE(home.send_all().empty());
-  machine.at_home->add_host(machine.host, 0, HostView(*machine.twin), ControllerBlock::attach(home.controller_segment),
+  EXPECT_TRUE(head.send_all().empty());
+  machine.at_head->add_host(machine.host, 0, HostView(*machine.twin), ControllerBlock::attach(head.controller_segment),
                             machine.twin);
-  EXPECT_EQ(home.send_all().size(), 1U);
+  EXPECT_EQ(head.send_all().size(), 1U);
   EXPECT_EQ(number_of(next(machine.inbox)), 6U);
 }
 
 TEST(LinkPool, APausedLinkIsNotAsked) {
-  PooledHome home(2);
-  PooledMachine& machine = *home.machines[0];
-  Outbox outbox = home.outbox(machine);
-  home.pool->pause(machine.at_home->slot());
+  PooledHead head(2);
+  PooledMachine& machine = *head.machines[0];
+  Outbox outbox = head.outbox(machine);
+  head.pool->pause(machine.at_head->slot());
   send(outbox, 7);
   (void)outbox.flush();
-  EXPECT_TRUE(home.send_all().empty());
-  home.pool->resume(machine.at_home->slot());
-  EXPECT_EQ(home.send_all().size(), 1U);
+  EXPECT_TRUE(head.send_all().empty());
+  head.pool->resume(machine.at_head->slot());
+  EXPECT_EQ(head.send_all().size(), 1U);
   EXPECT_EQ(number_of(next(machine.inbox)), 7U);
 }
 
 TEST(LinkPool, WhoHadFramesGoesBehindTheOthers) {
-  PooledHome home(3);
+  PooledHead head(3);
   std::vector<Outbox> outboxes;
-  for (auto& machine : home.machines) {
-    outboxes.push_back(home.outbox(*machine));
+  for (auto& machine : head.machines) {
+    outboxes.push_back(head.outbox(*machine));
     send(outboxes.back(), 1);
     (void)outboxes.back().flush();
   }
-  const auto first = home.pool->collect(home.buffer);
+  const auto first = head.pool->collect(head.buffer);
   ASSERT_TRUE(first.has_value());
-  home.at_slot(first->slot).here->deliver(std::span(home.buffer).first(first->bytes));
+  head.at_slot(first->slot).here->deliver(std::span(head.buffer).first(first->bytes));
   Outbox& again = outboxes[static_cast<size_t>(
-      std::ranges::find_if(home.machines, [&](const auto& each) { return each->at_home->slot() == first->slot; }) -
-      home.machines.begin())];
+      std::ranges::find_if(head.machines, [&](const auto& each) { return each->at_head->slot() == first->slot; }) -
+      head.machines.begin())];
   send(again, 2);
   (void)again.flush();
-  const auto slots = home.send_all();
+  const auto slots = head.send_all();
   ASSERT_EQ(slots.size(), 3U);
   EXPECT_EQ(slots.back(), first->slot);
 }
 
 TEST(LinkPool, AClosedLinkLeaves) {
-  PooledHome home(2);
-  PooledMachine& machine = *home.machines[0];
-  const uint32_t slot = machine.at_home->slot();
-  machine.at_home->close();
-  home.pool->mark(slot);
-  EXPECT_TRUE(home.send_all().empty());
-  auto successor = MachineLink::open(home.hub, MachineLink::End::kHome, monotonic_ns, home.pool);
+  PooledHead head(2);
+  PooledMachine& machine = *head.machines[0];
+  const uint32_t slot = machine.at_head->slot();
+  machine.at_head->close();
+  head.pool->mark(slot);
+  EXPECT_TRUE(head.send_all().empty());
+  auto successor = MachineLink::open(head.hub, MachineLink::End::kHead, monotonic_ns, head.pool);
   EXPECT_EQ(successor->slot(), slot);    // the number is free again
-  EXPECT_TRUE(home.send_all().empty());  // a new link is paused
-  home.pool->resume(slot);
-  const auto found = home.pool->collect(home.buffer);
+  EXPECT_TRUE(head.send_all().empty());  // a new link is paused
+  head.pool->resume(slot);
+  const auto found = head.pool->collect(head.buffer);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->slot, slot);
   successor->close();
 }
 
 TEST(LinkPool, ALinkThatWaitsForItsTurnIsClosed) {
-  PooledHome home(2);
-  for (auto& machine : home.machines) {
-    Outbox outbox = home.outbox(*machine);
+  PooledHead head(2);
+  for (auto& machine : head.machines) {
+    Outbox outbox = head.outbox(*machine);
     send(outbox, 1);
     (void)outbox.flush();
   }
-  const auto first = home.pool->collect(home.buffer);
+  const auto first = head.pool->collect(head.buffer);
   ASSERT_TRUE(first.has_value());
-  for (auto& machine : home.machines) {
-    if (machine->at_home->slot() != first->slot) machine->at_home->close();
+  for (auto& machine : head.machines) {
+    if (machine->at_head->slot() != first->slot) machine->at_head->close();
   }
-  EXPECT_TRUE(home.send_all().empty());
+  EXPECT_TRUE(head.send_all().empty());
 }
 
 TEST(LinkPool, ALinkThatBrokeIsNamed) {
-  PooledHome home(2);
-  PooledMachine& machine = *home.machines[1];
+  PooledHead head(2);
+  PooledMachine& machine = *head.machines[1];
   const Bytes payload(size_t{1} << 19);
   for (uint64_t sent = 0; sent <= Link::kMostKept + (1U << 20); sent += payload.size()) {
-    machine.at_home->enqueue(FrameKind::kPeer, 0, 0, payload);
+    machine.at_head->enqueue(FrameKind::kPeer, 0, 0, payload);
   }
-  const auto found = home.pool->collect(home.buffer);
+  const auto found = head.pool->collect(head.buffer);
   ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->slot, machine.at_home->slot());
+  EXPECT_EQ(found->slot, machine.at_head->slot());
   EXPECT_NE(found->error.find("does not read"), std::string::npos);
 }
 
-/// What came in for a ring of home that is full goes on when the controller has read it, though nobody marks the link.
+/// What came in for a ring of the head that is full goes on when the controller has read it, though nobody marks the
+/// link.
 TEST(LinkPool, FullRings) {
-  const Watchdog watchdog("a full ring at home");
-  PooledHome home(1);
-  PooledMachine& machine = *home.machines[0];
+  const Watchdog watchdog("a full ring at the head");
+  PooledHead head(1);
+  PooledMachine& machine = *head.machines[0];
   Bytes buffer(size_t{1} << 20);
   ByteRing::Producer outgoing = HostView(*machine.own).outgoing();
   ByteRing::Consumer reports = HostView(*machine.twin).from_host();
@@ -210,7 +211,7 @@ TEST(LinkPool, FullRings) {
     if (room.empty()) {
       const size_t count = machine.here->collect(buffer);
       ASSERT_NE(count, 0U);
-      machine.at_home->deliver(std::span(buffer).first(count));
+      machine.at_head->deliver(std::span(buffer).first(count));
       --sent;
       continue;
     }
@@ -218,12 +219,12 @@ TEST(LinkPool, FullRings) {
     outgoing.publish();
   }
   while (const size_t count = machine.here->collect(buffer)) {
-    machine.at_home->deliver(std::span(buffer).first(count));
+    machine.at_head->deliver(std::span(buffer).first(count));
   }
   ASSERT_GT(sent, 2000U);  // more than the ring takes
   for (uint64_t expected = 0; expected < sent;) {
-    (void)home.send_all();
-    if (machine.at_home->again_in() == 0ns) home.pool->wait(std::chrono::hours(1));  // until it is worth another look
+    (void)head.send_all();
+    if (machine.at_head->again_in() == 0ns) head.pool->wait(std::chrono::hours(1));  // until it is worth another look
     uint64_t got = 0;
     for (Bytes record = next(reports); !record.empty(); record = next(reports), ++got) {
       ASSERT_EQ(number_of(record), expected++);
@@ -238,20 +239,20 @@ TEST(LinkPool, NothingIsMissed) {
   const Watchdog watchdog("the sender of a pool");
   constexpr uint32_t kMachines = 5;
   constexpr uint64_t kRecords = 3000 * kStressScale;
-  PooledHome home(kMachines);
+  PooledHead head(kMachines);
   std::atomic<bool> is_over{false};
   std::vector<uint64_t> read(kMachines, 0);
   std::atomic<uint64_t> all_read{0};
   std::thread sender([&] {
     Bytes buffer(size_t{1} << 20);
     while (!is_over.load()) {
-      const auto found = home.pool->collect(buffer);
+      const auto found = head.pool->collect(buffer);
       if (!found) {
-        home.pool->wait(std::chrono::hours(1));  // only a mark ends it
+        head.pool->wait(std::chrono::hours(1));  // only a mark ends it
         continue;
       }
       ASSERT_EQ(found->error, "");
-      PooledMachine& machine = home.at_slot(found->slot);
+      PooledMachine& machine = head.at_slot(found->slot);
       machine.here->deliver(std::span(buffer).first(found->bytes));
       for (Bytes record = next(machine.inbox); !record.empty(); record = next(machine.inbox)) {
         ASSERT_EQ(number_of(record), read[machine.host]++);
@@ -262,17 +263,17 @@ TEST(LinkPool, NothingIsMissed) {
   std::thread disturber([&] {
     std::mt19937_64 random(seed() + 1);
     while (!is_over.load()) {
-      const uint32_t slot = home.machines[random() % kMachines]->at_home->slot();
-      home.pool->pause(slot);
-      home.machines[random() % kMachines]->at_home->wake();
+      const uint32_t slot = head.machines[random() % kMachines]->at_head->slot();
+      head.pool->pause(slot);
+      head.machines[random() % kMachines]->at_head->wake();
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
-      home.pool->resume(slot);
+      head.pool->resume(slot);
     }
   });
 
   std::mt19937_64 random(seed());
   std::vector<Outbox> outboxes;
-  for (auto& machine : home.machines) outboxes.push_back(home.outbox(*machine));
+  for (auto& machine : head.machines) outboxes.push_back(head.outbox(*machine));
   std::vector<uint64_t> sent(kMachines, 0);
   uint64_t all_sent = 0;
   while (all_sent < kRecords) {
@@ -292,11 +293,11 @@ TEST(LinkPool, NothingIsMissed) {
   }
   while (all_read.load() < all_sent) std::this_thread::sleep_for(100us);
   is_over.store(true);
-  home.pool->wake();
+  head.pool->wake();
   disturber.join();
-  home.pool->wake();
+  head.pool->wake();
   sender.join();
-  for (auto& machine : home.machines) EXPECT_EQ(read[machine->host], sent[kMachines - 1 - machine->host]);
+  for (auto& machine : head.machines) EXPECT_EQ(read[machine->host], sent[kMachines - 1 - machine->host]);
 }
 
 }  // namespace

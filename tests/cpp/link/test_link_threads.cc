@@ -81,16 +81,16 @@ TEST(LinkThreads, EchoesAndLeases) {
   const Watchdog watchdog("the threads of a link");
   constexpr uint32_t kClient = 3, kGroup = 7;
   constexpr uint64_t kRuns = 400 * kStressScale, kBytes = 10'000;
-  Segment home_controller = ControllerBlock::make(false), agent_controller = ControllerBlock::make(false);
+  Segment head_controller = ControllerBlock::make(false), agent_controller = ControllerBlock::make(false);
   Segment client = ClientBlock::make({4096, 4096, size_t{4} << 20}, false);
   Segment twin = HostBlock::make(0, 4, Machine::kSizes, false), own = HostBlock::make(0, 4, Machine::kSizes, false);
-  LinkHub home_hub, agent_hub;
-  home_hub.add_client(kClient, ClientView(client));
-  home_hub.add_group(kGroup, {0});
+  LinkHub head_hub, agent_hub;
+  head_hub.add_client(kClient, ClientView(client));
+  head_hub.add_group(kGroup, {0});
   Pipe there, back;
-  RunningEnd home(home_hub, MachineLink::End::kHome, there, back),
+  RunningEnd head(head_hub, MachineLink::End::kHead, there, back),
       agent(agent_hub, MachineLink::End::kAgent, back, there);
-  home.link->add_host(0, 5, HostView(twin), ControllerBlock::attach(home_controller));
+  head.link->add_host(0, 5, HostView(twin), ControllerBlock::attach(head_controller));
   agent.link->add_host(0, 5, HostView(own), ControllerBlock::attach(agent_controller));
   Segment memory = agent.link->twin_client(kClient, ClientView(client).arena().bytes());
   std::atomic<bool> is_over{false};
@@ -127,15 +127,15 @@ TEST(LinkThreads, EchoesAndLeases) {
   std::thread churn([&] {
     for (int32_t i = 0; !is_over.load(); ++i) {
       auto block = std::make_shared<Segment>(HostBlock::make(1, 4, Machine::kSizes, false));
-      home.link->add_host(1, i, HostView(*block), ControllerBlock::attach(home_controller), block);
-      (void)home.link->stats();
+      head.link->add_host(1, i, HostView(*block), ControllerBlock::attach(head_controller), block);
+      (void)head.link->stats();
       std::this_thread::sleep_for(1ms);
-      home.link->remove_host(1);
+      head.link->remove_host(1);
     }
   });
 
   const HostView view(twin);
-  ReadyBell& marks = home.pool->hosts();
+  ReadyBell& marks = head.pool->hosts();
   Outbox orders(view.to_host(), &marks.doorbell, &marks.bitmap, 0);
   Arena& arena = *ClientBlock::attach(client)->client_arena();
   FutureTable& futures = *ClientBlock::attach(client)->futures();
@@ -182,7 +182,7 @@ TEST(LinkThreads, EchoesAndLeases) {
   is_over.store(true);
   host.join();
   churn.join();
-  EXPECT_EQ(home.link->stats().dropped + agent.link->stats().dropped, 0u);
+  EXPECT_EQ(head.link->stats().dropped + agent.link->stats().dropped, 0u);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Clients and operators on other machines: they come in at the port, work, and end; each beside a client at home.
+"""Clients and operators on other machines: they come in at the port, work, and end; each beside a client at the head.
 
 Map from label to test:
     OWN-1    test_a_far_client_that_is_killed, test_a_far_client_whose_link_stops
@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec as P
 from machines import MachineCluster
 
 import pathways as pw
-from pathways.agent.controller_session import WayIn
+from pathways.agent.controller_session import Endpoint
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
 from pathways.process.client_terms import ClientTerms
@@ -120,7 +120,7 @@ def test_errors_deadlines_and_cancelling(machines: MachineCluster) -> None:
         np.testing.assert_array_equal(np.asarray(placed(far, 1)(X)), X * 2 + 1)
 
 
-def test_a_guest_at_home_is_not_disturbed(machines: MachineCluster) -> None:
+def test_a_local_client_is_not_disturbed(machines: MachineCluster) -> None:
     with machines.connect() as near, machines.connect_far() as far:
         one, other = placed(near), placed(far)
         a, b = one(X), other(X)
@@ -135,13 +135,13 @@ def test_a_caller_that_is_gone_before_it_is_served(machines: MachineCluster, mon
     with machines.connect() as near, machines.way_in(Role.CLIENT):
         f = placed(near)
         np.asarray(f(X))
-        way = WayIn.find(machines.port, os.environ, "client")
-        own = Credentials.load(way.credentials)
+        endpoint = Endpoint.find(machines.port, os.environ, "client")
+        own = Credentials.load(endpoint.credentials)
         before = len(os.listdir(folder))
         monkeypatch.setattr(dialing, "read_answer", lambda sock, deadline: abort(sock))
         for _ in range(20):
             with pytest.raises(pw.errors.PathwaysError):
-                dialing.dial(way.address, own, "session")
+                dialing.dial(endpoint.address, own, "session")
             np.testing.assert_array_equal(np.asarray(f(X)), X * 2 + 1)
         monkeypatch.undo()
         eventually(lambda: len(os.listdir(folder)) <= before, "what the callers had is gone")
@@ -345,7 +345,7 @@ def test_the_cluster_is_closed() -> None:
 
 
 def test_a_host_is_lost(machines: MachineCluster) -> None:
-    """ERR-2 reaches a far client, whose futures home does not have; its memory comes back, and it goes on."""
+    """ERR-2 reaches a far client, whose futures the head does not have; its memory comes back, and it goes on."""
     with machines.connect_far() as far:
         here, there = placed(far, 0), placed(far, 1)
         kept = [here(X) for _ in range(20)]

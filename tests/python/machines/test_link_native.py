@@ -56,17 +56,17 @@ def _wait_for(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[End, End]]:
-    """Home and an agent. Their threads run."""
+    """The head and an agent. Their threads run."""
     loop = Loop()
     there, back = socket.socketpair(), socket.socketpair()
     made, pools = [], [Links(loop, _native), Links(loop, _native)]
-    for is_home, sending, receiving, links in (
+    for is_head, sending, receiving, links in (
         (True, there[0], back[1], pools[0]),
         (False, back[0], there[1], pools[1]),
     ):
         hub = _native.LinkHub()
         broken = Broken()
-        link = hub.open_link(is_home, links.native)
+        link = hub.open_link(is_head, links.native)
         made.append(End(hub, link, links.add(link, sending, receiving, broken), broken, sending))
     yield made[0], made[1]
     for end in made:
@@ -84,21 +84,21 @@ def _frame(kind: int, a: int, b: int, payload: bytes) -> bytes:
 
 
 def test_ends_hear_of_each_other(ends: tuple[End, End]) -> None:
-    home, agent = ends
-    _wait_for(lambda: home.link.stats()["round_trip_ns"] > 0)
+    head, agent = ends
+    _wait_for(lambda: head.link.stats()["round_trip_ns"] > 0)
     for end in ends:
         stats = end.link.stats()
         assert stats["bytes_in"] > 0 and stats["bytes_out"] > 0
         assert 0 <= stats["heard_ns"] < _DEADLINE_S * 1e9
         assert stats["dropped"] == stats["records_in"] == stats["records_out"] == 0
-    assert agent.link.stats()["round_trip_ns"] == 0  # home asks, and the agent answers
-    home.carried.close()
-    assert home.broken.reasons == []  # it was closed here; the other end hears of it
+    assert agent.link.stats()["round_trip_ns"] == 0  # the head asks, and the agent answers
+    head.carried.close()
+    assert head.broken.reasons == []  # it was closed here; the other end hears of it
     assert agent.broken.happened.wait(_DEADLINE_S)
 
 
 def test_hosts_come_and_go(ends: tuple[End, End]) -> None:
-    home, agent = ends
+    head, agent = ends
     controllers = [_native.controller_segment(), _native.controller_segment()]
     for incarnation in range(20):
         for end, controller in zip(ends, controllers, strict=True):
@@ -110,27 +110,27 @@ def test_hosts_come_and_go(ends: tuple[End, End]) -> None:
         for end in ends:
             end.link.remove_host(0)
             end.link.remove_host(7)  # never there
-    assert home.broken.reasons == agent.broken.reasons == []
+    assert head.broken.reasons == agent.broken.reasons == []
 
 
 def test_clients_come_and_go(ends: tuple[End, End]) -> None:
-    home, _ = ends
+    head, _ = ends
     segment = _native.client_segment(futures=64, ring_bytes=4096, arena_bytes=1 << 20)
     for client in range(10):
-        home.hub.add_client(client, segment)
-        home.hub.add_group(client, [0, 1])
-        home.hub.remove_client(client)
-    home.hub.remove_client(77)
+        head.hub.add_client(client, segment)
+        head.hub.add_group(client, [0, 1])
+        head.hub.remove_client(client)
+    head.hub.remove_client(77)
     with pytest.raises(ValueError, match="client"):
-        home.hub.add_client(1, _native.controller_segment())
+        head.hub.add_client(1, _native.controller_segment())
 
 
 def test_records_for_nobody_are_dropped(ends: tuple[End, End]) -> None:
-    home, agent = ends
+    head, agent = ends
     record = struct.pack("<HHI", 5, 0, 0)
     agent.sending.sendall(_frame(2, 3, 1, record) + _frame(3, 3, 1, record))
-    _wait_for(lambda: home.link.stats()["dropped"] == 2)
-    assert not home.broken.reasons
+    _wait_for(lambda: head.link.stats()["dropped"] == 2)
+    assert not head.broken.reasons
 
 
 @pytest.mark.parametrize(
@@ -143,21 +143,21 @@ def test_records_for_nobody_are_dropped(ends: tuple[End, End]) -> None:
     ],
 )
 def test_nonsense_breaks_the_link(ends: tuple[End, End], frame: bytes, why: str) -> None:
-    home, agent = ends
+    head, agent = ends
     agent.link.wake()
     agent.sending.sendall(frame)
-    for end in (home, agent):
+    for end in (head, agent):
         assert end.broken.happened.wait(_DEADLINE_S)
-    assert why in home.broken.reasons[0] and "broke the protocol" in home.broken.reasons[0]
+    assert why in head.broken.reasons[0] and "broke the protocol" in head.broken.reasons[0]
     time.sleep(0.05)
-    assert len(home.broken.reasons) == len(agent.broken.reasons) == 1
+    assert len(head.broken.reasons) == len(agent.broken.reasons) == 1
 
 
 def test_an_end_that_is_gone(ends: tuple[End, End]) -> None:
-    home, agent = ends
+    head, agent = ends
     agent.carried.close()
-    assert home.broken.happened.wait(_DEADLINE_S)
-    assert len(home.broken.reasons) == 1
+    assert head.broken.happened.wait(_DEADLINE_S)
+    assert len(head.broken.reasons) == 1
     assert agent.broken.reasons == []
     with pytest.raises((RuntimeError, ValueError), match="closed"):
         agent.link.add_host(

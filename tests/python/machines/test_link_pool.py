@@ -120,22 +120,22 @@ def read_pongs(pair: Pair, count: int) -> None:
 
 
 def test_many_links_have_two_threads_and_hear_of_each_other(pool: Links) -> None:
-    agents, homes = [], []
+    agents, heads = [], []
     for _ in range(40):
         (a, b), (c, d) = socket.socketpair(), socket.socketpair()
         link = _native.LinkHub().open_link(True, pool.native)
-        homes.append((link, pool.add(link, a, d, print), (a, b, c, d)))
+        heads.append((link, pool.add(link, a, d, print), (a, b, c, d)))
     assert len(threads_named("pw-links")) == len(threads_named("pw-test")) == 1
     there = Links(pool.loop, _native)
-    for _, _, (_, b, c, _) in homes:
+    for _, _, (_, b, c, _) in heads:
         link = _native.LinkHub().open_link(False, there.native)
         agents.append((link, there.add(link, c, b, print)))
-    wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in homes))
+    wait_for(lambda: all(link.stats()["round_trip_ns"] > 0 for link, *_ in heads))
     wait_for(lambda: all(link.stats()["bytes_in"] > 0 for link, *_ in agents))
     for _, member in agents:
         member.close()
     there.close()
-    for _, member, connections in homes:
+    for _, member, connections in heads:
         member.close()
         member.close()  # does nothing
         for connection in connections:

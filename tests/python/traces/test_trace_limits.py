@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pathways import errors
-from pathways.controller import tracing
-from pathways.controller.tracing import Tracing
-from pathways.host import tracing as host_tracing
-from pathways.host.tracing import HostTrace
+from pathways.controller import recording
+from pathways.controller.recording import Recordings
+from pathways.host import recording as host_recording
+from pathways.host.recording import HostTrace
 from pathways.protocol import trace_records
 
 GUEST, OTHER_GUEST, OPERATOR = ("client 2", {2}), ("client 3", {3}), ("an operator (pid 7)", None)
@@ -40,7 +40,7 @@ class Controller:
 class Tracer:
     """Somebody who traces, until it has its last part or an error."""
 
-    def __init__(self, traces: Tracing, who: str, own: set[int] | None) -> None:
+    def __init__(self, traces: Recordings, who: str, own: set[int] | None) -> None:
         self.over = asyncio.Event()
         self.parts = 0
         self.stream = traces.record(who, own, self.over)
@@ -58,11 +58,11 @@ class Tracer:
 
 
 @contextlib.asynccontextmanager
-async def cluster() -> AsyncIterator[tuple[Tracing, Controller]]:
+async def cluster() -> AsyncIterator[tuple[Recordings, Controller]]:
     """A cluster without hosts; nobody traces it in the end."""
     controller = Controller()
     topology = types.SimpleNamespace(describe=lambda: "none", devices_per_host=1, hosts=0)
-    traces = Tracing(types.SimpleNamespace(controller=controller, hosts=[], topology=topology), {}, None)  # type: ignore[arg-type]
+    traces = Recordings(types.SimpleNamespace(controller=controller, hosts=[], topology=topology), {}, None)  # type: ignore[arg-type]
     yield traces, controller
     assert not controller.is_on
     last = Tracer(traces, *GUEST)
@@ -116,7 +116,7 @@ def test_a_guest_gives_way_to_a_guest_after_a_while(monkeypatch: pytest.MonkeyPa
             ):
                 await Tracer(traces, *OTHER_GUEST).read()
             assert not ended.done()
-            monkeypatch.setattr(tracing, "LEASE_S", 0.0)
+            monkeypatch.setattr(recording, "LEASE_S", 0.0)
             going_on = await second.begin()
             with pytest.raises(errors.TraceFileError, match="client 3 has ended this trace"):
                 await ended
@@ -128,7 +128,7 @@ def test_a_guest_gives_way_to_a_guest_after_a_while(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_that_reads_nothing_gives_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "GIVE_WAY_S", 0.05)
+    monkeypatch.setattr(recording, "GIVE_WAY_S", 0.05)
 
     async def work() -> None:
         async with cluster() as (traces, controller):
@@ -140,7 +140,7 @@ def test_one_that_reads_nothing_gives_way_too(monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(errors.TraceFileError, match="has ended this trace"):
                 await silent.read()  # at last; it harms nobody
             assert controller.is_on and not going_on.done()
-            await asyncio.sleep(2 * tracing.PERIOD_S)
+            await asyncio.sleep(2 * recording.PERIOD_S)
             assert controller.is_on and not going_on.done()
             second.over.set()
             await going_on
@@ -191,7 +191,7 @@ class Core:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> tuple[HostTrace, Core, dict[int, Any]]:
     """A host's trace that is on; its core, and its programs."""
-    monkeypatch.setattr(host_tracing, "describe", lambda program: {"name": program})
+    monkeypatch.setattr(host_recording, "describe", lambda program: {"name": program})
     core, programs = Core(), {}
     trace = HostTrace(core, programs)
     trace.start()
@@ -228,10 +228,10 @@ def test_what_a_host_keeps_of_programs_that_went(traced: Any) -> None:
 
 def test_what_a_host_keeps_when_nobody_takes(traced: Any) -> None:
     trace, core, programs = traced
-    for number in range(5 * host_tracing.MOST_GONE):
+    for number in range(5 * host_recording.MOST_GONE):
         programs[number] = "a program"
         core.ran.append(number)
         trace.keep(number)
         del programs[number]
-    assert len(trace._gone) <= host_tracing.MOST_GONE
-    assert sorted(trace.take()[2]) == list(range(4 * host_tracing.MOST_GONE, 5 * host_tracing.MOST_GONE))
+    assert len(trace._gone) <= host_recording.MOST_GONE
+    assert sorted(trace.take()[2]) == list(range(4 * host_recording.MOST_GONE, 5 * host_recording.MOST_GONE))

@@ -8,9 +8,9 @@ import numpy as np
 from trace_cases import recorded
 
 from pathways.cluster import trace_file
+from pathways.cluster.recording import Recorded
 from pathways.cluster.trace_file import TraceFile, events
 from pathways.cluster.trace_timeline import Timeline
-from pathways.cluster.tracing import Recorded
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import trace_records
 

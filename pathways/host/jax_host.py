@@ -1,7 +1,7 @@
 """The Python half of a host: what the native executor asks beside launches, each kind in a part of its own.
 
 `pathways._core.Host` owns the enqueue loop. It calls the parts by their names, from one thread, the enqueue thread,
-with the GIL held. Control threads call the methods of `JaxBackend`. Compilation runs on a thread of its own. A value is
+with the GIL held. Control threads call the methods of `JaxHost`. Compilation runs on a thread of its own. A value is
 a `jax.Array` over the devices of a slice; this process sees its own shards of it.
 """
 
@@ -27,16 +27,16 @@ from pathways.host.failures import Failures
 from pathways.host.own_settings import own_settings
 from pathways.host.placements import Placements
 from pathways.host.programs import OnCompiled, Programs
+from pathways.host.recording import HostTrace
 from pathways.host.sidecars import Sidecars
 from pathways.host.successors import Successor
-from pathways.host.tracing import HostTrace
 from pathways.host.transfers import Transfers
 from pathways.host.watchers import Watchers
 from pathways.plan.binding import Bindings
 from pathways.protocol.control_pb2 import ComputationAnalysis
 
 
-class JaxBackend:
+class JaxHost:
     """One host that runs on JAX. `run` is the loop of the enqueue thread."""
 
     def __init__(

@@ -43,7 +43,7 @@ class _Trace:
     """A trace that is recorded, until `finished`."""
 
     def __init__(self, who: str, is_guest: bool, over: asyncio.Event) -> None:
-        """`who` records it; see `Tracing.record`, also for `over`."""
+        """`who` records it; see `Recordings.record`, also for `over`."""
         self.who, self.is_guest, self.over = who, is_guest, over
         self.since = time.monotonic()
         self.ended_by = ""  # who ended it for another trace; empty: nobody
@@ -68,7 +68,7 @@ class _Trace:
         )
 
 
-class Tracing:
+class Recordings:
     """Owned by the controller's event loop thread."""
 
     def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord], requests: HostRequests) -> None:

@@ -1,8 +1,8 @@
-/// ClientLinkAtHome: home's end of the link to a client on another machine.
+/// ClientLinkAtHead: the head's end of the link to a client on another machine.
 ///
-/// Home has a twin of the client's block, whose arena has what the client puts (far_blocks.h). The controller uses its
-/// rings as those of any client, and the link is the client's end of them. The twin's future table and read-back area
-/// are not used: the client has its own.
+/// The head has a twin of the client's block, whose arena has what the client puts (far_blocks.h). The controller uses
+/// its rings as those of any client, and the link is the client's end of them. The twin's future table and read-back
+/// area are not used: the client has its own.
 /// Completions of hosts come through the hub, and go on to the client (LinkHub::complete).
 ///
 /// TRUST-1: what comes from the client is data, as in a ring that the client could write: the controller checks it.
@@ -23,12 +23,12 @@
 
 namespace pathways {
 
-class ClientLinkAtHome final : public Link {
+class ClientLinkAtHead final : public Link {
  public:
   /// `twin`: the client's block here, fresh; `bell`: at which clients' ends ring the controller (a BellBlock);
   /// `status`: the cluster's (a StatusBlock).
-  ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock = monotonic_ns);
-  ~ClientLinkAtHome() override { close(); }
+  ClientLinkAtHead(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock = monotonic_ns);
+  ~ClientLinkAtHead() override { close(); }
 
  private:
   void joined() override;

@@ -1,4 +1,4 @@
-#include "link/client_link_at_home.h"
+#include "link/client_link_at_head.h"
 
 #include <unistd.h>
 
@@ -18,8 +18,8 @@ constexpr size_t kMostUnnamed = 16;  // the other end names a block before it se
 
 }  // namespace
 
-ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock)
-    : Link(clock, /*is_home=*/true),
+ClientLinkAtHead::ClientLinkAtHead(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock)
+    : Link(clock, /*is_head=*/true),
       hub_(hub),
       blocks_(std::move(twin), kMostUnnamed),
       bell_segment_(std::move(bell)),
@@ -33,7 +33,7 @@ ClientLinkAtHome::ClientLinkAtHome(LinkHub& hub, Segment twin, Segment bell, Seg
   inbox_ = block->ring_from_controller()->claim_consumer();
 }
 
-void ClientLinkAtHome::joined() {
+void ClientLinkAtHead::joined() {
   auto mapped = std::make_shared<Segment>(Segment::attach(::dup(blocks_.segment().fd())));  // the pool's own
   DoorbellWord* bell = &ClientView(*mapped).futures().doorbell();
   pool_->add_bell(slot_, bell, std::move(mapped));
@@ -41,7 +41,7 @@ void ClientLinkAtHome::joined() {
 
 // ---------------------------------------------------------------------------------------------------------- collect
 
-void ClientLinkAtHome::send_records(FrameWriter& to) {
+void ClientLinkAtHead::send_records(FrameWriter& to) {
   send_status(to);
   send_retired(to);
   send_blocks_over(to);
@@ -57,7 +57,7 @@ void ClientLinkAtHome::send_records(FrameWriter& to) {
 }
 
 /// What the controller tells the client concerns its blocks here, too.
-void ClientLinkAtHome::hear(std::span<const std::byte> record) {
+void ClientLinkAtHead::hear(std::span<const std::byte> record) {
   const auto kind = read_record<RecordHeader>(record).kind;
   if (kind == RecordKind::kFailed && record.size() >= sizeof(FailedRecord)) {
     if (const uint64_t number = blocks_.fail(read_record<FailedRecord>(record).handle)) over_.push_back(number);
@@ -68,7 +68,7 @@ void ClientLinkAtHome::hear(std::span<const std::byte> record) {
   }
 }
 
-void ClientLinkAtHome::send_status(FrameWriter& to) {
+void ClientLinkAtHead::send_status(FrameWriter& to) {
   const auto status = static_cast<uint32_t>(status_->cluster_status());
   const uint32_t is_traced = status_->is_traced.load(std::memory_order_relaxed);
   if (status == sent_status_ && is_traced == sent_trace_) return;
@@ -80,7 +80,7 @@ void ClientLinkAtHome::send_status(FrameWriter& to) {
   sent_trace_ = is_traced;
 }
 
-void ClientLinkAtHome::send_retired(FrameWriter& to) {
+void ClientLinkAtHead::send_retired(FrameWriter& to) {
   uint64_t retired = view_.retired().load(std::memory_order_relaxed);
   if (retired != sent_retired_ && to.fits(sizeof retired)) {
     std::memcpy(to.begin(FrameKind::kRetired, 0, 0, sizeof retired), &retired, sizeof retired);
@@ -91,7 +91,7 @@ void ClientLinkAtHome::send_retired(FrameWriter& to) {
   if (view_.retired().load(std::memory_order_seq_cst) != sent_retired_) wake();
 }
 
-void ClientLinkAtHome::send_blocks_over(FrameWriter& to) {
+void ClientLinkAtHead::send_blocks_over(FrameWriter& to) {
   while (!over_.empty() && to.fits(sizeof(uint64_t))) {
     std::memcpy(to.begin(FrameKind::kBlockOver, 0, 0, sizeof(uint64_t)), &over_.back(), sizeof(uint64_t));
     over_.pop_back();
@@ -103,7 +103,7 @@ void ClientLinkAtHome::send_blocks_over(FrameWriter& to) {
 }
 
 /// LINK-3: before the last completion of a fetch goes out, the bytes do.
-bool ClientLinkAtHome::precede(std::span<const std::byte> frame, FrameWriter& to) {
+bool ClientLinkAtHead::precede(std::span<const std::byte> frame, FrameWriter& to) {
   if (!send_data(to)) return false;
   const auto header = read_record<FrameHeader>(frame);
   if (header.kind != FrameKind::kFutureDone || frame.size() > to.left()) return true;
@@ -112,21 +112,21 @@ bool ClientLinkAtHome::precede(std::span<const std::byte> frame, FrameWriter& to
   return send_data(to);
 }
 
-bool ClientLinkAtHome::read_block(const Block& block, std::span<std::byte> out) {
+bool ClientLinkAtHead::read_block(const Block& block, std::span<std::byte> out) {
   return blocks_.read(block.number, block.at, out);
 }
 
-void ClientLinkAtHome::sent(const Block& block) {
+void ClientLinkAtHead::sent(const Block& block) {
   blocks_.end(block.number);
   over_.push_back(block.number);
 }
 
 /// The client may wait for memory that is in use here.
-bool ClientLinkAtHome::must_look_soon() const { return blocks_.kept().in_use != 0 || blocks_.is_trimming(); }
+bool ClientLinkAtHead::must_look_soon() const { return blocks_.kept().in_use != 0 || blocks_.is_trimming(); }
 
 // ---------------------------------------------------------------------------------------------------------- deliver
 
-void ClientLinkAtHome::take(const FrameHeader& header, std::span<const std::byte> payload) {
+void ClientLinkAtHead::take(const FrameHeader& header, std::span<const std::byte> payload) {
   if (header.kind == FrameKind::kFromClient && header.a <= static_cast<uint32_t>(ClientRing::kCancels)) {
     take_record(static_cast<ClientRing>(header.a), payload);
   } else if (header.kind == FrameKind::kBlock) {
@@ -141,7 +141,7 @@ void ClientLinkAtHome::take(const FrameHeader& header, std::span<const std::byte
   }
 }
 
-void ClientLinkAtHome::take_record(ClientRing ring, std::span<const std::byte> record) {
+void ClientLinkAtHead::take_record(ClientRing ring, std::span<const std::byte> record) {
   (void)first_of<RecordHeader>(record, "a record");
   record_in_.assign(record.begin(), record.end());
   move_times(record_in_, clock_());
@@ -157,7 +157,7 @@ void ClientLinkAtHome::take_record(ClientRing ring, std::span<const std::byte> r
   if (ring == ClientRing::kRecords) credit_.received(record.size());
 }
 
-void ClientLinkAtHome::take_block(const FrameHeader& header, std::span<const std::byte> payload) {
+void ClientLinkAtHead::take_block(const FrameHeader& header, std::span<const std::byte> payload) {
   const auto block = first_of<BlockFrame>(payload, "a block");
   const auto stamp = first_of<uint64_t>(payload.subspan(sizeof block), "the stamp of a lease");
   must_look_ = true;
@@ -166,12 +166,12 @@ void ClientLinkAtHome::take_block(const FrameHeader& header, std::span<const std
   if (!blocks_.add(block, hosts, stamp, 1)) ++stats_.dropped;
 }
 
-void ClientLinkAtHome::take_data(std::span<const std::byte> payload) {
+void ClientLinkAtHead::take_data(std::span<const std::byte> payload) {
   const auto data = first_of<DataFrame>(payload, "bytes of a block");
   if (!blocks_.write(data.number, data.at, payload.subspan(sizeof data))) ++stats_.dropped;
 }
 
-bool ClientLinkAtHome::flush() {
+bool ClientLinkAtHead::flush() {
   const bool has_cancels = cancels_.flush(), has_records = records_.flush();
   if (credit_.should_tell(records_.overflow_bytes())) {
     enqueue_word(FrameKind::kCredit, credit_.tell(records_.overflow_bytes()));
