@@ -30,12 +30,12 @@ class Divided : public ::testing::Test {
   std::vector<int64_t> end(uint32_t host, const std::vector<Ended>& ended) {
     ++number;
     for (EntryId id = 0; id < ended.size(); ++id) {
-      EXPECT_FALSE(times.is_other_look(host, number));
+      EXPECT_FALSE(times.is_other_batch(host, number));
       times.run_done(id, host, ended[id].client, ended[id].busy_ns, number);
     }
     EXPECT_EQ(times.is_divided(), ended.empty());
-    EXPECT_EQ(times.is_other_look(host, number + 1), !ended.empty());
-    EXPECT_EQ(times.is_other_look(host + 1, number), !ended.empty());
+    EXPECT_EQ(times.is_other_batch(host, number + 1), !ended.empty());
+    EXPECT_EQ(times.is_other_batch(host + 1, number), !ended.empty());
     std::vector<int64_t> took;
     times.divide([&](const DeviceTimes::Part& part) {
       EXPECT_EQ(part.id, took.size());

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md (the layer table, the life of one call) and docs/labels.md, against the code; and no circles.
+"""docs/layers.md, ARCHITECTURE.md and docs/labels.md, against the code; and no circles.
 
 The tables are read from the pages themselves, so that page, code and test cannot drift apart. Each check is also run on
 a small tree with a planted fault, to see that it can fail.
@@ -196,11 +196,11 @@ def index_faults(root: pathlib.Path, index: dict[str, tuple[list[str], list[str]
 
 
 def stale_references(root: pathlib.Path, page: str) -> Iterator[str]:
-    """What the page names as `file:function` and the file does not have."""
-    for file, name in re.findall(r"`([\w/]+\.(?:py|pyx|pxi|h|cc)):([\w.]+)`", page):
+    """What the page names as `file` or `file:function`, and is not there."""
+    for file, name in re.findall(r"`([\w/]+\.(?:py|pyx|pxi|h|cc))(?::([\w.]+))?`", page):
         path = root / file
         if not path.is_file() or not re.search(rf"\b{name.split('.')[-1]}\b", path.read_text(encoding="utf-8")):
-            yield f"ARCHITECTURE.md names {file}:{name}, which is not there"
+            yield f"a page names {file}{name and ':' + name}, which is not there"
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -299,7 +299,7 @@ def asked_modes(root: pathlib.Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(root: pathlib.Path) -> str:
-    return (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return (root / "docs/layers.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -335,8 +335,8 @@ def test_the_index_of_labels_is_true(root: pathlib.Path, labels_page: str) -> No
     assert not faults, "\n".join(faults)
 
 
-def test_the_life_of_a_call_names_what_is_there(root: pathlib.Path, page: str) -> None:
-    faults = list(stale_references(root, page))
+def test_the_pages_for_builders_name_what_is_there(root: pathlib.Path, page: str) -> None:
+    faults = list(stale_references(root, page + (root / "ARCHITECTURE.md").read_text(encoding="utf-8")))
     assert not faults, "\n".join(faults)
 
 
@@ -487,7 +487,8 @@ def test_a_mode_of_a_cluster_is_found(tmp_path: pathlib.Path) -> None:
 
 def test_a_stale_reference_is_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    pass\n")
-    assert list(stale_references(tmp_path, "`a.py:f` `b.py:f` `a.py:g`")) == [
-        "ARCHITECTURE.md names b.py:f, which is not there",
-        "ARCHITECTURE.md names a.py:g, which is not there",
+    assert list(stale_references(tmp_path, "`a.py:f` `b.py:f` `a.py:g` `a.py` `c.py`")) == [
+        "a page names b.py:f, which is not there",
+        "a page names a.py:g, which is not there",
+        "a page names c.py, which is not there",
     ]
