@@ -20,6 +20,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
+#: What a search of the sources proves: layers, labels, one clock, one loop of sockets, records in one room.
+SEAMS = ["tests/python/repository/test_layering.py", "tests/python/repository/test_seams.py"]
 
 
 def files(*patterns: str) -> list[str]:
@@ -64,6 +66,7 @@ def checks(is_deep: bool = False) -> dict[str, list[str]]:
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy"],
         "words": [sys.executable, "scripts/words.py"],
+        "rooms and seams": [sys.executable, "-m", "pytest", "-q", *SEAMS],
     }
     if cython:
         table["cython-lint"] = ["cython-lint", *cython]

@@ -1,9 +1,9 @@
 // Transfers between two executors, whose messages the test delivers when and in what order it likes.
 //
 //   ASY-2   Pair.PostsBeforeTheRun: room is taken and posted when the run is prepared
-//   ERR-1   Pair.SourceFailed, Pair.ReceiveFailed, Pair.SendFailed
+//   ERR-1   FailingPair: a launch, a value, a send or a receive that fails
 //   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
-//   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers, Pair.RunThatThePeerRefuses
+//   (peers) Pair.PeerThatMakesNoSense, LostPair, Pair.RunThatThePeerRefuses
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 //   (speed) SendsFirst: where a launch computes within the call, a send, and the record of it, do not
 //           wait for the next launch, and records are read between launches that take long
@@ -59,57 +59,37 @@ TEST_F(Pair, PostsBeforeTheRun) {
   drop({A, B, C});
 }
 
-TEST_F(Pair, SourceFailed) {
-  add_plans();
+struct Failing {
+  const char* name;
+  uint32_t host;  ///< whose backend has the fault
   ModelledFaults faults;
-  faults.fail_launch = 1;
-  zero.backend.set_faults(faults);
+  const char* says;   ///< in the failure of what the destination computes from the value
+  bool source_is_ok;  ///< the source's own result is made
+};
+void PrintTo(const Failing& failing, std::ostream* to) { *to << failing.name; }
+
+struct FailingPair : Pair, ::testing::WithParamInterface<Failing> {};
+
+/// The first transfer fails in one way, at one end; the second one, of the same array, does not.
+TEST_P(FailingPair, TheDestinationHearsWhy) {
+  add_plans();
+  (GetParam().host == 0 ? zero : one).backend.set_faults(GetParam().faults);
   zero.put(A, 7);
   run(1, 0, {A}, {B, C});
   run(2, 0, {A}, {D, handle(5)});
   settle();
-  EXPECT_NE(one.link.failure(C).find("refused on host 0"), std::string::npos);
+  EXPECT_NE(one.link.failure(C).find(GetParam().says), std::string::npos) << one.link.failure(C);
+  EXPECT_EQ(zero.link.completions(B), GetParam().source_is_ok ? 1u : 0u);
   EXPECT_EQ(one.link.completions(handle(5)), 1u);
   drop({A, B, C, D, handle(5)});
 }
 
-TEST_F(Pair, SourceFailsLate) {
-  add_plans();
-  ModelledFaults faults;
-  faults.fail_value = 1;
-  zero.backend.set_faults(faults);
-  zero.put(A, 7);
-  run(1, 0, {A}, {B, C});
-  settle();
-  EXPECT_NE(one.link.failure(C).find("failed on host 0"), std::string::npos);
-  drop({A, B, C});
-}
-
-TEST_F(Pair, SendFailed) {
-  add_plans();
-  ModelledFaults faults;
-  faults.fail_send = 1;
-  zero.backend.set_faults(faults);
-  zero.put(A, 7);
-  run(1, 0, {A}, {B, C});
-  settle();
-  EXPECT_EQ(zero.link.completions(B), 1u);
-  EXPECT_NE(one.link.failure(C).find("send failed"), std::string::npos);
-  drop({A, B, C});
-}
-
-TEST_F(Pair, ReceiveFailed) {
-  add_plans();
-  ModelledFaults faults;
-  faults.fail_receive = 1;
-  one.backend.set_faults(faults);
-  zero.put(A, 7);
-  run(1, 0, {A}, {B, C});
-  settle();
-  EXPECT_EQ(zero.link.completions(B), 1u);
-  EXPECT_NE(one.link.failure(C).find("receive was refused"), std::string::npos);
-  drop({A, B, C});
-}
+INSTANTIATE_TEST_SUITE_P(Ways, FailingPair,
+                         ::testing::Values(Failing{"Launch", 0, {.fail_launch = 1}, "refused on host 0", false},
+                                           Failing{"Value", 0, {.fail_value = 1}, "failed on host 0", false},
+                                           Failing{"Send", 0, {.fail_send = 1}, "send failed", true},
+                                           Failing{"Receive", 1, {.fail_receive = 1}, "receive was refused", true}),
+                         [](const auto& of) { return of.param.name; });
 
 TEST_F(Pair, SendUnderWay) {
   // The source's value outlives its run's last reader until it is written; another transfer overtakes nothing.
@@ -189,50 +169,52 @@ TEST_F(Pair, RunThatThePeerRefuses) {
   one.expect_empty();
 }
 
-TEST_F(Pair, LostPeers) {
-  // Whatever stage a transfer has reached, what the peer owes fails with the reason, once, and nothing is left.
-  for (int stage = 0; stage < 6; ++stage) {
-    BenchHost zero{clock, 0}, one{clock, 1};
-    zero.add_plan(0, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0));
-    one.add_plan(0, plan_of({kNoValue}, {transfer(5, {}, {0}, {0}, {}), call({0}, {1})}, {kNoValue, 1}, 2, 1));
-    ModelledFaults faults;
-    faults.no_memory = stage == 1 ? 1 : 0;
-    one.backend.set_faults(faults);
-    faults.no_memory = 0;
-    faults.send_ns = 500;
-    zero.backend.set_faults(faults);
-    zero.put(A, 7);
-    if (stage == 0) {  // lost before the run comes
-      zero.executor.close_peer(1, "host 1 is mad");
-      one.executor.close_peer(0, "host 0 is mad");
-    }
-    if (stage != 2) one.run(1, 0, {A}, {B, C});
-    zero.run(1, 0, {A}, {B, C});
-    if (stage == 3) one.link.outgoing.front().deliver(zero.executor);  // posted, the value is not ready
-    if (stage >= 4) {
-      clock.advance(1000);
-      zero.poll();
-      if (stage == 5) one.link.outgoing.front().deliver(zero.executor);  // the send is under way
-    }
+struct LostPair : Pair, ::testing::WithParamInterface<int> {};
+
+/// Whatever stage a transfer has reached, what the peer owes fails with the reason, once, and nothing is left.
+TEST_P(LostPair, FailsOnceWithTheReason) {
+  const int stage = GetParam();
+  zero.add_plan(0, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0));
+  one.add_plan(0, plan_of({kNoValue}, {transfer(5, {}, {0}, {0}, {}), call({0}, {1})}, {kNoValue, 1}, 2, 1));
+  ModelledFaults faults;
+  faults.no_memory = stage == 1 ? 1 : 0;
+  one.backend.set_faults(faults);
+  faults.no_memory = 0;
+  faults.send_ns = 500;
+  zero.backend.set_faults(faults);
+  zero.put(A, 7);
+  if (stage == 0) {  // lost before the run comes
     zero.executor.close_peer(1, "host 1 is mad");
     one.executor.close_peer(0, "host 0 is mad");
-    if (stage == 2) one.run(1, 0, {A}, {B, C});
-    for (int round = 0; round < 4; ++round) {
-      clock.advance(1000);
-      zero.poll();
-      one.poll();
-    }
-    EXPECT_EQ(zero.link.completions(B), 1u) << stage;
-    EXPECT_EQ(one.link.failure(C), "host 0 is mad") << stage;
-    for (const uint64_t h : {A, B, C}) zero.release(h), one.release(h);
-    for (BenchHost* host : {&zero, &one}) {
-      const ExecutorStats stats = host->executor.stats();
-      EXPECT_EQ(host->backend.live_values() + stats.objects + stats.live_runs + stats.exchanges, 0u) << stage;
-    }
-    EXPECT_EQ(one.backend.open_receives(), stage >= 3 ? 1u : 0u) << stage;  // it may still be written
-    EXPECT_EQ(zero.link.runs.size() + one.link.runs.size(), 2u) << stage;
   }
+  if (stage != 2) one.run(1, 0, {A}, {B, C});
+  zero.run(1, 0, {A}, {B, C});
+  if (stage == 3) one.link.outgoing.front().deliver(zero.executor);  // posted, the value is not ready
+  if (stage >= 4) {
+    clock.advance(1000);
+    zero.poll();
+    if (stage == 5) one.link.outgoing.front().deliver(zero.executor);  // the send is under way
+  }
+  zero.executor.close_peer(1, "host 1 is mad");
+  one.executor.close_peer(0, "host 0 is mad");
+  if (stage == 2) one.run(1, 0, {A}, {B, C});
+  for (int round = 0; round < 4; ++round) {
+    clock.advance(1000);
+    zero.poll();
+    one.poll();
+  }
+  EXPECT_EQ(zero.link.completions(B), 1u);
+  EXPECT_EQ(one.link.failure(C), "host 0 is mad");
+  for (const uint64_t h : {A, B, C}) zero.release(h), one.release(h);
+  for (BenchHost* host : {&zero, &one}) {
+    const ExecutorStats stats = host->executor.stats();
+    EXPECT_EQ(host->backend.live_values() + stats.objects + stats.live_runs + stats.exchanges, 0u);
+  }
+  EXPECT_EQ(one.backend.open_receives(), stage >= 3 ? 1u : 0u);  // it may still be written
+  EXPECT_EQ(zero.link.runs.size() + one.link.runs.size(), 2u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Stages, LostPair, ::testing::Range(0, 6));
 
 TEST_F(Pair, RoomInOrder) {
   add_plans();
