@@ -9,21 +9,12 @@ from typing import Any
 
 from pathways import errors
 from pathways.compiler.lengths import Lengths
+from pathways.compiler.orders import ORDERS
 
-#: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
-SCHEDULES = (
-    "none",
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "ZeroBubbleH1",
-    "Circular",
-    "ZeroBubbleH2ZeroTxLatency",
-    "auto",
-)
-BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "auto")
+#: The pipeline schedules that are followed. "none" is the order of the text, "auto" is searched for.
+BUILT = ("none", *ORDERS, "auto")
 
-#: Why the other schedules are not built, and what to give instead.
+#: Why a schedule that the field knows is refused, and what to give instead.
 _NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give 'ZeroBubbleH1'"}
 
 #: How many iterations a scan with placed calls inside may have, to be unrolled.
@@ -179,10 +170,11 @@ def check_schedule(name: Any) -> str:
     """
     if name is None or name in BUILT:
         return name or "none"
-    if name in SCHEDULES:
+    if name in _NOT_BUILT:
         raise errors.OptionError(f"schedule {name!r} is not built: {_NOT_BUILT[name]}; expected one of {list(BUILT)}")
-    near = [known for known in SCHEDULES if str(name).lower() == known.lower()]
-    near = near or difflib.get_close_matches(str(name), SCHEDULES, 1)
+    known = (*BUILT, *_NOT_BUILT)
+    near = [each for each in known if str(name).lower() == each.lower()]
+    near = near or difflib.get_close_matches(str(name), known, 1)
     raise errors.OptionError(
         f"unknown schedule {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {list(BUILT)}"
     )

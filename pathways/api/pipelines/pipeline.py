@@ -28,9 +28,9 @@ from pathways.compiler.inlining import placed_meshes
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import check_schedule
+from pathways.compiler.orders import CHUNKED
 from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec, schedule_name
 from pathways.compiler.placed import function_name
-from pathways.compiler.schedule.orders import CHUNKED
 
 #: A placed function, or a function that calls some.
 Stage = PlacedFunction | Callable[[Any, Any], Any]

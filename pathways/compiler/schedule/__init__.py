@@ -28,12 +28,12 @@ from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Phase, PipelineInfo
 from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import Options
+from pathways.compiler.orders import CHUNKED, ORDERS, Unit
 from pathways.compiler.partition.groups import plain_slices
 from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
 from pathways.compiler.schedule.costs import counted
 from pathways.compiler.schedule.doubts import Doubt
 from pathways.compiler.schedule.labels import Pipeline, check_plain_stages, label
-from pathways.compiler.schedule.orders import CHUNKED, ORDERS, SPLIT, Unit
 from pathways.compiler.schedule.own import units_of
 from pathways.compiler.schedule.parts import find
 from pathways.compiler.schedule.search import choose
@@ -133,8 +133,9 @@ class Ordering:
                 if schedule == "auto":
                     _search(program, pipeline, self._options)
                 else:
-                    pipeline.sequences = [ORDERS[schedule](stage, *size) for stage in range(pipeline.depth)]
-            if schedule in SPLIT or (pipeline.ordered and _has_weight_steps(pipeline)):
+                    pipeline.sequences = [ORDERS[schedule].order(stage, *size) for stage in range(pipeline.depth)]
+            named = ORDERS.get(schedule) if isinstance(schedule, str) else None
+            if (named and named.has_weight_steps) or (pipeline.ordered and _has_weight_steps(pipeline)):
                 # The level of the forward steps of a loop's gradient has nothing to divide, nor has an evaluation.
                 may_lack = _whose(pipeline.key) in self._differentiated
                 split(program, pipeline.stages, pipeline.number, may_lack=may_lack)

@@ -21,9 +21,9 @@ from pathways.compiler import pipeline_spec
 from pathways.compiler.flatten import Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase, PipelineInfo
 from pathways.compiler.lengths import Lengths
+from pathways.compiler.orders import Unit
 from pathways.compiler.pipeline_spec import PipelineSpec
 from pathways.compiler.schedule.doubts import describe
-from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.parts import Parts
 
 

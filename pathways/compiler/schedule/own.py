@@ -13,8 +13,8 @@ from typing import Any
 
 from pathways import errors
 from pathways.compiler.ir import Phase
+from pathways.compiler.orders import Unit
 from pathways.compiler.pipeline_spec import OwnSchedule
-from pathways.compiler.schedule.orders import Unit
 
 _PHASES = {"F": Phase.FORWARD, "B": Phase.BACKWARD, "W": Phase.WEIGHTS}
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 
 from pathways.compiler.ir import Phase
 from pathways.compiler.lengths import Lengths
+from pathways.compiler.orders import Unit, gpipe, one_forward_one_backward
 from pathways.compiler.schedule import model
-from pathways.compiler.schedule.orders import Unit, gpipe, one_forward_one_backward
 
 #: The definitions that every pipeline with one chunk per slice can follow.
 _DEFINITIONS = {"1F1B": one_forward_one_backward, "GPipe": gpipe}

@@ -27,8 +27,8 @@ from pathways import _jaxlib
 from pathways.compiler.added_primitives.fan_out import add_many_p
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
+from pathways.compiler.orders import Unit
 from pathways.compiler.schedule.labels import Pipeline
-from pathways.compiler.schedule.orders import Unit
 
 
 def sum_where_made(

@@ -18,9 +18,9 @@ from typing import Any
 from pathways import _jaxlib, errors
 from pathways.compiler.flatten import Step, StepKind
 from pathways.compiler.ir import MeshSpec, Phase
+from pathways.compiler.orders import Unit
 from pathways.compiler.schedule.doubts import describe
 from pathways.compiler.schedule.labels import Pipeline
-from pathways.compiler.schedule.orders import Unit
 
 #: How long a unit takes in the model; a backward step that makes weight gradients, too, takes the sum. Only what orders
 #: steps that the schedule leaves free depends on it.

@@ -19,8 +19,8 @@ from pipeline_cases import expected
 import pathways as pw
 from pathways import errors
 from pathways.compiler.lengths import Lengths
+from pathways.compiler.orders import interleaved, one_forward_one_backward, zero_bubble_h1
 from pathways.compiler.schedule import search
-from pathways.compiler.schedule.orders import interleaved, one_forward_one_backward, zero_bubble_h1
 
 RNG = np.random.default_rng(5)
 ROWS, SIZE, COUNT = 8, 4, 4

@@ -14,8 +14,8 @@ from pathways import errors
 from pathways.compiler.ir import Phase
 from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import Options
+from pathways.compiler.orders import ORDERS
 from pathways.compiler.schedule import model, search
-from pathways.compiler.schedule.orders import ORDERS
 
 F, B, W = Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHTS
 SIZES = list(itertools.product(range(2, 9), range(1, 17)))
@@ -33,7 +33,7 @@ def zero_bubble(stages: int, microbatches: int) -> Sequences:
     sequences: Sequences = []
     for stage in range(stages):
         sequence: list[tuple[Any, ...]] = []
-        for phase, m in (unit[:2] for unit in ORDERS["1F1B"](stage, stages, microbatches)):
+        for phase, m in (unit[:2] for unit in ORDERS["1F1B"].order(stage, stages, microbatches)):
             sequence.append((phase, m))
             if phase is B and m >= stage:
                 sequence.append((W, m - stage))
@@ -52,7 +52,7 @@ def circular(stages: int, microbatches: int, chunks: int) -> Sequences:
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_with_equal_lengths_the_makespan_is_the_formula(schedule: str) -> None:
     for stages, microbatches in SIZES:
-        sequences = [ORDERS[schedule](stage, stages, microbatches) for stage in range(stages)]
+        sequences = [ORDERS[schedule].order(stage, stages, microbatches) for stage in range(stages)]
         tasks = model.tasks_of(sequences, [Lengths(1.5, 2.0)] * stages)
         assert tasks is not None
         times = model.run(tasks)
@@ -70,7 +70,7 @@ def test_gradients_of_weights_as_steps_of_their_own() -> None:
         divided = [Lengths(f, b, w)] * stages
         assert makespan(zero_bubble(stages, m), divided) == pytest.approx(expected)
         # A schedule that does not divide the backward step takes both of its parts together.
-        one = [ORDERS["1F1B"](stage, stages, m) for stage in range(stages)]
+        one = [ORDERS["1F1B"].order(stage, stages, m) for stage in range(stages)]
         assert makespan(one, divided) == pytest.approx((m + s - 1) * (f + b + w))
         assert [model.in_flight(each) for each in zero_bubble(stages, m)] == [min(s, m)] * s
 
@@ -84,7 +84,7 @@ def test_several_chunks_per_slice() -> None:
 
 
 def test_transfers_delay_what_reads_them() -> None:
-    sequences = [ORDERS["GPipe"](stage, 3, 1) for stage in range(3)]
+    sequences = [ORDERS["GPipe"].order(stage, 3, 1) for stage in range(3)]
     assert makespan(sequences, [Lengths(1, 2, 0, 0.5)] * 3) == 3 * 3 + 4 * 0.5
 
 
@@ -163,7 +163,7 @@ def test_auto_is_never_slower_than_the_definitions() -> None:
         assert choice.makespan == makespan(choice.sequences, lengths)
         assert choice.in_flight == tuple(map(model.in_flight, choice.sequences))
         for order in ("GPipe", "1F1B"):
-            sequences = [ORDERS[order](stage, stages, microbatches) for stage in range(stages)]
+            sequences = [ORDERS[order].order(stage, stages, microbatches) for stage in range(stages)]
             assert choice.makespan <= makespan(sequences, lengths) + 1e-9
 
 
@@ -173,7 +173,7 @@ def test_of_orders_that_take_as_long_auto_takes_the_one_with_fewer_activations()
     # With transfers that take as long as steps, more microbatches in flight pay.
     choice = search.choose(2, 8, [Lengths(1, 1, 0, 1)] * 2)
     assert choice.in_flight[0] > 2
-    assert choice.makespan < makespan([ORDERS["1F1B"](s, 2, 8) for s in range(2)], [Lengths(1, 1, 0, 1)] * 2)
+    assert choice.makespan < makespan([ORDERS["1F1B"].order(s, 2, 8) for s in range(2)], [Lengths(1, 1, 0, 1)] * 2)
 
 
 def test_limits_cost_time() -> None:

@@ -38,8 +38,8 @@ from thoroughness import THOROUGHNESS
 
 from pathways import errors
 from pathways.compiler.ir import MeshSpec, NodeKind, Phase
+from pathways.compiler.orders import ORDERS
 from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.schedule.orders import ORDERS
 from pathways.compiler.trace import device_put
 from pathways.plan.binding import BoundProgram, plan_text
 
@@ -73,7 +73,7 @@ def test_the_definitions(schedule):
                 continue
             want = expected(schedule, stages, microbatches, chunks)
             got = [
-                [unit_name(*unit) for unit in ORDERS[schedule](stage, stages, microbatches, chunks)]
+                [unit_name(*unit) for unit in ORDERS[schedule].order(stage, stages, microbatches, chunks)]
                 for stage in range(stages)
             ]
             for n, unit in reversed(list(enumerate(got[0]))):

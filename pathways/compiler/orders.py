@@ -112,17 +112,22 @@ def _in_groups(stages: int, microbatches: int, chunks: int) -> tuple[list[Unit],
     return forward, backward
 
 
-#: The schedules that have an order, by name.
-ORDERS: Mapping[str, Order] = {
-    "GPipe": gpipe,
-    "1F1B": one_forward_one_backward,
-    "Interleaved1F1B": interleaved,
-    "ZeroBubbleH1": zero_bubble_h1,
-    "Circular": circular,
+class Schedule(NamedTuple):
+    """A schedule that has a name."""
+
+    order: Order
+    has_chunks: bool = False  # it is for stages of several chunks
+    has_weight_steps: bool = False  # weight gradients are steps of their own
+
+
+#: A new schedule is a row here.
+ORDERS: Mapping[str, Schedule] = {
+    "GPipe": Schedule(gpipe),
+    "1F1B": Schedule(one_forward_one_backward),
+    "Interleaved1F1B": Schedule(interleaved, has_chunks=True),
+    "ZeroBubbleH1": Schedule(zero_bubble_h1, has_weight_steps=True),
+    "Circular": Schedule(circular, has_chunks=True),
 }
 
 #: The schedules for stages of several chunks.
-CHUNKED = ("Interleaved1F1B", "Circular")
-
-#: The schedules that have weight gradients as steps of their own.
-SPLIT = ("ZeroBubbleH1",)
+CHUNKED = frozenset(name for name, schedule in ORDERS.items() if schedule.has_chunks)
