@@ -29,7 +29,7 @@ from pathways import errors
 from pathways.agent import logs
 from pathways.agent.island import IslandHosts
 from pathways.process import environment
-from pathways.process.children import ParentLost, die_with_parent
+from pathways.process.children import ParentLost, die_with_parent, print_to_log
 from pathways.process.config import ClusterOptions
 from pathways.process.host_processes import HostProcesses
 from pathways.process.log_files import keep_short
@@ -249,6 +249,7 @@ async def _either(*awaitables: Any) -> None:
 
 def main() -> None:
     """Entry of the process."""
+    print_to_log()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     config = AgentConfig(**json.loads(sys.argv[1]))

@@ -24,6 +24,7 @@ from pathways.controller.control_server import ControlServer
 from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
+from pathways.process.children import print_to_log
 from pathways.process.config import ControllerConfig, load_controller
 from pathways.process.log_files import keep_short
 from pathways.process.supervisor import report
@@ -109,6 +110,7 @@ def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[Con
 
 def main() -> None:
     """Entry of the process."""
+    print_to_log()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = load_controller(sys.argv[1])

@@ -6,9 +6,12 @@ A process is monitored by its pidfd. A pidfd always means the same process; the 
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
+import sys
 import time
+from typing import Any
 
 from pathways.process.supervisor import last_lines, wait_readable
 
@@ -30,6 +33,27 @@ def die_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         raise ParentLost(f"process {parent} ended before its child {os.getpid()} was up")
+
+
+class _Log(io.FileIO):
+    """A descriptor of a log."""
+
+    def write(self, data: Any) -> int:
+        """Writes it, or loses it."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def print_to_log() -> None:
+    """From now on a line that this process's log has no room for, as on a full disk, is lost (LOG-1). Otherwise `print`
+    raises, in the middle of what the line is about.
+    """
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(_Log(fd, "w", closefd=False))
+        stream = io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True)
+        setattr(sys, name, stream)
 
 
 def is_readable(fd: int) -> bool:

@@ -32,11 +32,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from pathways.process import fd_passing
-from pathways.process.children import ParentLost, die_with_parent
+from pathways.process.children import ParentLost, die_with_parent, print_to_log
 
 
 def main() -> None:
     """Entry of the fork server."""
+    print_to_log()  # the forked processes, too
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     try:

@@ -5,6 +5,7 @@ every process that the controller leaves. So when any other process is killed, a
 process and the directory of the cluster, and removes them:
 
     owner ended        the controller, which monitors the owner too, gets some seconds to end in order, then SIGKILL
+    SIGTERM            the controller gets it, and the same
     controller ended   the supervisor kills and reaps every remaining descendant, and removes the directory
     supervisor killed  the controller ends in order and removes the directory; the next start of a cluster removes what
                        is left
@@ -63,9 +64,15 @@ def main(argument: str) -> int:
                 stderr=log,
                 pass_fds=(owner_fd, report_fd, lock_fd),
             )
-        signal.signal(signal.SIGTERM, lambda *_: _signal(controller.pid, signal.SIGTERM))
-        if told:
+
+        def terminate(*_: object) -> None:
             controller.terminate()
+            signal.setitimer(signal.ITIMER_REAL, config["grace_s"])
+
+        signal.signal(signal.SIGALRM, lambda *_: controller.kill())
+        signal.signal(signal.SIGTERM, terminate)
+        if told:
+            terminate()
         report(report_fd, "spawned", pid=controller.pid)
         status = _watch(controller, owner_fd, config["grace_s"])
         lines: list[str] = []

@@ -51,6 +51,12 @@ def test_a_lost_supervisor_ends_the_cluster(own: LocalClusterHandle) -> None:
     eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
 
 
+def test_a_controller_that_does_not_end_is_killed(own: LocalClusterHandle) -> None:
+    os.kill(own.control.controller_pid, signal.SIGSTOP)
+    own.close()
+    assert_gone(own)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_controller_told_to_end_ends_in_order(own: LocalClusterHandle, number: signal.Signals) -> None:
     os.kill(own.control.controller_pid, number)

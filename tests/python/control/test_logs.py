@@ -11,10 +11,12 @@ import os
 import pathlib
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import jax
@@ -22,14 +24,14 @@ import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from control_clusters import eventually
+from control_clusters import assert_gone, eventually
 from machines import MachineCluster
 
 import pathways as pw
 from pathways import cli, errors
 from pathways.cli.logs import _CONTROL
 from pathways.cluster import operator
-from pathways.cluster.launcher import LocalClusterHandle
+from pathways.cluster.launcher import CLOSE_GRACE_S, LocalClusterHandle
 from pathways.controller import log_sources
 from pathways.process import log_files
 from pathways.protocol import agent_pb2
@@ -90,6 +92,17 @@ def test_a_client_that_prints_without_end_fills_no_disk() -> None:
         for _ in range(3):  # 60 MiB each
             assert float(call(np.float32(2))) == 2
             eventually(lambda: _size(folder) <= log_files.KEPT + (1 << 20), "the logs are short again")
+
+
+def test_a_cluster_whose_logs_have_no_room_ends_in_order(own: LocalClusterHandle) -> None:
+    """What a log on a full disk has no room for is lost, and nothing else. Here the kernel bounds files instead."""
+    for name, pid in own.pids().items():
+        if name != "supervisor":
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    began = time.monotonic()
+    own.close()
+    assert time.monotonic() - began < CLOSE_GRACE_S  # else it was killed
+    assert_gone(own)
 
 
 def _size(folder: pathlib.Path) -> int:
