@@ -101,7 +101,7 @@ class Agents:
         """Whether an agent's link got this secret."""
         return any(secrets.compare_digest(agent.link.token, token) for agent in self._by_name.values())
 
-    # -- called by threads of the port -------------------------------------------------------------------------------
+    # -- called by the port's thread ----------------------------------------------------------------------------------
 
     def serve_at(self, port: Port) -> None:
         """Says what the port does for agents."""
@@ -110,7 +110,7 @@ class Agents:
         self._door.serve_at(port, "link", [Role.HOST])
         port.on("control", [Role.HOST], self._serve_control)
 
-    def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
+    def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         def forget() -> None:
             with self._lock:
                 own = self._tunnels_of[identity.name]
@@ -129,7 +129,6 @@ class Agents:
         except OSError:  # nobody listens any more: the cluster ends
             forget()
             raise
-        return True
 
     def _end_tunnels(self, name: str) -> None:
         """Of a machine that is lost, which may not be there to end them."""

@@ -5,7 +5,7 @@
     client       the link of a client (`far_links.py`): the client says how big its block is, and the head makes a twin
     console      a tunnel to the controller's gRPC server, where a secret says who calls (`connections.py`)
 
-Owned by the event loop's thread; the `serve_` methods are called by threads of the port.
+Owned by the event loop's thread; the `serve_` methods are called by the port's thread.
 """
 
 from __future__ import annotations
@@ -99,11 +99,10 @@ class FarClients:
         self._let_go = port.let_go
         self._door.serve_at(port, "client", _ROLES)
 
-    def _serve_console(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
+    def _serve_console(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection))
-        return True
 
-    def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
+    def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         connection: FarConnection = hello["connection"]
         connection.is_served = True
 
@@ -122,7 +121,6 @@ class FarClients:
         served.start()
         if connection.number not in self._connections.open:
             end()
-        return True
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 

@@ -5,26 +5,26 @@
     KIND-down    the second connection of the same link, which carries what it is sent
 
 A `LinkDoor` is for one kind of link: to agents, or to clients. Owned by the event loop's thread; the `serve_` methods
-are called by threads of the port.
+are called by the port's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import select
 import socket
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pathways import errors
 from pathways.transport.links import Link, Links
+from pathways.transport.loop import Loop, Served
 from pathways.trust import Identity, Port, Role
 
 #: The second connection of a link comes within this time, in seconds.
 OPEN_TIMEOUT_S = 5.0
-#: Seconds between two looks whether the machine has left instead.
-LOOK_S = 0.1
 
 _T = TypeVar("_T")
 
@@ -40,10 +40,10 @@ class FarLink:
         self.token = secrets.token_hex(16)  # by which the second connection, and the machine's calls, name the link
         self.receiving: socket.socket | None = None  # the first connection
         self.sending: socket.socket | None = None  # the second one
+        self.half: _HalfOpen | None = None  # while only the first one is there
         self.carrier: Link | None = None
         self.let_go: Callable[[socket.socket], object] = lambda connection: None  # closes a connection
-        self.is_half_open = threading.Event()  # `receiving` is there
-        self.is_over = threading.Event()
+        self.is_over = False
 
     @property
     def is_open(self) -> bool:
@@ -52,8 +52,12 @@ class FarLink:
 
     def close(self) -> None:
         """Ends the link. May wait for its carrier. A second call does nothing."""
-        if self.is_over.is_set():
+        if self.is_over:
             return
+        self.is_over = True
+        if self.half is not None:
+            self.half.leave()
+            self.half = None
         if self.carrier is not None:
             self.carrier.close()
         else:
@@ -62,11 +66,35 @@ class FarLink:
             if connection is not None:
                 self.let_go(connection)
         self.on_lost = _nobody  # who hears of it and the link name each other: so the memory goes now
-        self.is_over.set()
 
 
 def _nobody(why: str) -> None:
     """Hears of the end of a link that was closed."""
+
+
+class _HalfOpen(Served):
+    """The first connection of a link, until the second one has come."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, on_end: Callable[[], object]) -> None:
+        """`on_end`: called by the loop if the machine leaves instead."""
+        super().__init__(loop, sock)
+        self._on_end = on_end
+        with self.lock:
+            loop.add(self)
+
+    def wanted(self) -> int:
+        """See `Served`."""
+        return select.EPOLLRDHUP
+
+    def turn(self, events: int) -> None:
+        """See `Served`."""
+        self.leave()
+        self._on_end()
+
+    def leave(self) -> None:
+        """The second one is there, or nobody waits for it."""
+        with self.lock:
+            self.loop.forget(self)
 
 
 class LinkDoor:
@@ -89,7 +117,7 @@ class LinkDoor:
         self._loop = asyncio.get_running_loop()
 
     def serve_at(self, port: Port, kind: str, roles: Iterable[Role]) -> None:
-        """Lets these roles open links at a port. It keeps the connections of open links, without threads."""
+        """Lets these roles open links at a port. It keeps the connections of open links."""
         self._let_go = port.let_go
         port.on(f"{kind}-up", roles, self._serve_up, lambda *caller: self.on_loop(self._open, *caller))
         port.on(f"{kind}-down", roles, self._serve_down, lambda *caller: self.on_loop(self._check, *caller))
@@ -104,24 +132,27 @@ class LinkDoor:
             raise errors.ClusterClosedError("the cluster has ended")
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(OPEN_TIMEOUT_S)
 
-    def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
+    def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         link: FarLink = hello["link"]
-        link.receiving = connection
-        link.is_half_open.set()
-        while not link.is_open and not link.is_over.wait(LOOK_S):
-            if _has_ended(connection):
-                self.on_loop(self._give_up, link, "it closed the first connection of its link")
-        return link.is_open
 
-    def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> bool:
-        link = self.on_loop(self._waiting, identity, hello)
-        link.is_half_open.wait(OPEN_TIMEOUT_S)  # another thread of the port is about to say so
-        return self.on_loop(self._complete, link, connection)
+        def ended() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: the cluster has ended
+                self._loop.call_soon_threadsafe(self._give_up, link, "it closed the first connection of its link")
+
+        link.receiving = connection
+        link.half = _HalfOpen(self._links.loop, connection, ended)
+        if link.is_over:  # it came too late
+            link.half.leave()
+            raise errors.ConnectError("its link has been given up")
+
+    def _serve_down(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+        self.on_loop(self._complete, identity, hello, connection)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
     def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
         link, answer = self._open_link(identity, hello)
+        link.let_go = self._let_go
         hello["link"] = self._by_token[link.token] = link  # for `_serve_up`, which gets the same first line
         late = "it did not open the second connection of its link"
         self._loop.call_later(OPEN_TIMEOUT_S, self._give_up, link, late)
@@ -138,26 +169,19 @@ class LinkDoor:
         self._waiting(identity, hello)
         return {}
 
-    def _complete(self, link: FarLink, connection: socket.socket) -> bool:
-        """Opens a link, both of whose connections are there. False: it has been given up."""
-        if self._by_token.pop(link.token, None) is None or link.receiving is None:
-            return False
+    def _complete(self, identity: Identity, hello: dict[str, Any], connection: socket.socket) -> None:
+        """Opens a link, both of whose connections are there."""
+        link = self._waiting(identity, hello)
+        if link.receiving is None or link.half is None:
+            raise errors.ConnectError("the first connection of this link is still being opened")
+        del self._by_token[link.token]
+        link.half.leave()
+        link.half = None
         lost = self._loop.call_soon_threadsafe
-        link.sending, link.let_go = connection, self._let_go
+        link.sending = connection
         link.carrier = self._links.add(link.native, connection, link.receiving, lambda why: lost(link.on_lost, why))
         self._on_open(link)
-        return True
 
     def _give_up(self, link: FarLink, why: str) -> None:
         if self._by_token.pop(link.token, None) is not None:
             link.on_lost(why)
-
-
-def _has_ended(connection: socket.socket) -> bool:
-    """Whether the other end has closed a connection on which it has sent nothing."""
-    try:  # the bytes as they come, encrypted or not
-        return not socket.socket.recv(connection, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

@@ -103,7 +103,7 @@ class Streams:
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.open_stream(peer)
-        self._listener = stream_sockets.StreamListener(self._loops[0].receive, address, credentials, self._receive)
+        self._listener = stream_sockets.StreamListener(address, credentials, self._receive)
 
     def _lanes_to(self, address: str) -> list[_HostStream]:
         return [_HostStream(self._core, address, self._credentials, loops) for loops in self._loops]

@@ -9,24 +9,23 @@ Sockets and not gRPC: gRPC copies every message twice more at each end, and hand
 A frame is a head of 16 bytes, which begins with the length, and then the bytes. With this head a message begins at a
 multiple of 16, as its chunks want it (csrc/bulk/network_transfer.cc).
 
-Threading: any thread may call; a thread waits for a connection while it is being opened, and then a loop serves it.
+Threading: any thread may call; a thread waits for a connection that it opens, and then a loop serves it. Connections
+that come are introduced by the listener's own thread (`pathways/transport/callers.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import ssl
 import struct
 import sys
-import threading
 from collections.abc import Callable, Generator
 
 from pathways import errors
 from pathways.transport import ANSWER_S, HEARTBEAT_S
+from pathways.transport.callers import Caller, Callers, Steps, received, sent
 from pathways.transport.connection import Connection
-from pathways.transport.loop import Listener, Loop
 from pathways.trust.address import Address
 from pathways.trust.credentials import Credentials
 from pathways.trust.identity import Identity, Role, identity_of, server_name
@@ -41,7 +40,7 @@ _LEAST_BUFFER = (1 << 20) + _FRAME.size
 _MOST_AHEAD = 32 << 10  # bytes that are read before it is known where they belong
 _VERDICT = struct.Struct("<I")  # bytes of the text that follows, which says why the stream is refused; 0: it is not
 _HELLO_S = 10.0
-_MOST_ARRIVING = 64  # connections that have not said yet what they are, or whose stream has no messages yet
+_MOST_ARRIVING = 64  # connections whose stream has no messages yet
 
 Serve = Callable[[Identity | None, socket.socket, socket.socket], None]
 
@@ -62,12 +61,6 @@ def _watch(connection: socket.socket) -> None:
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def end(connection: socket.socket) -> None:
-    """Makes whoever uses a connection find that it is over."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of TLS, too: its own would wait for the other end
 
 
 def connect(address: str, own: Credentials | None) -> tuple[socket.socket, socket.socket]:
@@ -127,11 +120,10 @@ def _open(address: str, own: Credentials | None, number: bytes, which: int) -> s
 class StreamListener:
     """Takes streams, and hands each one over."""
 
-    def __init__(self, loop: Loop, address: str, credentials: str, serve: Serve) -> None:
+    def __init__(self, address: str, credentials: str, serve: Serve) -> None:
         """Listens.
 
         Args:
-            loop: takes the connections.
             address: `unix:PATH`, or `HOST:PORT`.
             credentials: the file of the machine's credentials; empty: streams are not encrypted.
             serve: called with who sends (None: streams are not encrypted), the connection for answers, and that of
@@ -142,10 +134,7 @@ class StreamListener:
         """
         self._credentials = credentials
         self._serve = serve
-        self._lock = threading.Lock()  # guards the fields below
         self._answers: dict[bytes, socket.socket] = {}  # by the numbers of streams that have no messages yet
-        self._is_over = False
-        self._arriving = threading.BoundedSemaphore(_MOST_ARRIVING)
         path = _unix_path(address)
         if path is None:
             there = Address.parse(address)
@@ -160,76 +149,59 @@ class StreamListener:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(path)
             listener.listen()
-        self._listener = Listener(loop, listener, self._accept)
+        self._callers = Callers("pw-streams-arrive", listener, self._arrive, _no_place, _HELLO_S)
 
     def close(self) -> None:
         """Takes no more streams."""
-        with self._lock:
-            self._is_over = True
-            waiting = list(self._answers.values())
-            self._answers.clear()
-        self._listener.close()
-        for connection in waiting:
+        self._callers.close()
+        for connection in list(self._answers.values()):
             connection.close()
 
-    def _accept(self, connection: socket.socket, _: object) -> None:
-        # In a flood, an honest host finds its connection closed, and opens another one for its next transfer.
-        if not self._arriving.acquire(blocking=False):
-            connection.close()
-            return
-        threading.Thread(target=self._arrive, args=(connection,), name="pw-stream", daemon=True).start()
-
-    def _arrive(self, connection: socket.socket) -> None:
+    def _arrive(self, caller: Caller) -> Steps[None]:
         try:
-            try:
-                connection = self._secured(connection)
-                stream = self._joined(connection)
-            finally:
-                self._arriving.release()
+            _watch(caller.sock)
+            if self._credentials:
+                # It shows the certificate that is in the file now, because the agent renews it.
+                yield from caller.shake_hands(Credentials.load(self._credentials).server_context())
+            stream = yield from self._joined(caller.sock)
         except (OSError, errors.PathwaysError) as error:
-            if not self._is_over:
+            if not self._callers.is_closed:
                 print(f"a stream is refused: {error}", file=sys.stderr, flush=True)
-            connection.close()
+            caller.leave()
+            caller.sock.close()
             return
+        caller.leave()
         if stream is not None:
             self._serve(_identity(stream[1]), *stream)
 
-    def _secured(self, connection: socket.socket) -> socket.socket:
-        connection.settimeout(_HELLO_S)
-        _watch(connection)
-        if not self._credentials:
-            return connection
-        # It shows the certificate that is in the file now, because the agent renews it.
-        return Credentials.load(self._credentials).server_context().wrap_socket(connection, server_side=True)
-
-    def _joined(self, connection: socket.socket) -> tuple[socket.socket, socket.socket] | None:
+    def _joined(self, connection: socket.socket) -> Steps[tuple[socket.socket, socket.socket] | None]:
         """Reads which stream a connection belongs to. Returns the stream when both of its connections are there."""
-        hello = bytearray(_HELLO.size)
-        if not read_all(connection, memoryview(hello)):
-            raise ConnectionError("a caller hung up")
+        hello = b""
+        while len(hello) < _HELLO.size:
+            hello += yield from received(connection, _HELLO.size - len(hello))
         magic, number, which = _HELLO.unpack(hello)
         if magic != _MAGIC or which not in (_ANSWERS, _MESSAGES):
             raise ConnectionError("what called is no host's stream")
         identity = _identity(connection)
         if identity is not None and identity.role is not Role.HOST:  # CERT-1
             why = f"only hosts send transfers, and {identity} is none"
-            connection.sendall(_VERDICT.pack(len(why.encode())) + why.encode())
+            yield from sent(connection, _VERDICT.pack(len(why.encode())) + why.encode())
             raise errors.PermissionDeniedError(why)
-        connection.settimeout(None)
-        with self._lock:
-            if self._is_over:
-                raise ConnectionError("this host is at its end")
-            if which == _ANSWERS:
-                while len(self._answers) >= _MOST_ARRIVING:  # the oldest one was given up, or is no host's
-                    self._answers.pop(next(iter(self._answers))).close()
-                self._answers[number] = connection
-            else:
-                answers = self._answers.pop(number, None)
-                if answers is None:
-                    raise ConnectionError("messages came for a stream that nobody has opened")
-                return answers, connection
-        connection.sendall(_VERDICT.pack(0))
+        if which == _MESSAGES:
+            answers = self._answers.pop(number, None)
+            if answers is None:
+                raise ConnectionError("messages came for a stream that nobody has opened")
+            return answers, connection
+        while len(self._answers) >= _MOST_ARRIVING:  # the oldest one was given up, or is no host's
+            self._answers.pop(next(iter(self._answers))).close()
+        self._answers[number] = connection
+        yield from sent(connection, _VERDICT.pack(0))
         return None
+
+
+def _no_place(peer: str, why: str) -> None:
+    # An honest host finds its connection closed, and opens another one for its next transfer.
+    print(f"a stream from {peer} is refused: {why}", file=sys.stderr, flush=True)
 
 
 def _identity(connection: socket.socket) -> Identity | None:

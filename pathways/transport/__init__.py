@@ -4,10 +4,11 @@
     connection  bytes in and out, silence, ends
     links       links between machines: two connections each, and one thread that sends for all of them
     tunnels     gRPC's connections, carried over connections of a port
+    callers     those who call, until it is known who they are: one more thread for each port
 
-A process has one `Loop`. A host has one for each lane and direction of its streams, because TLS keeps a core busy.
-Nothing outside this room waits for a socket of another machine, except while a connection is being opened
-(`pathways/trust`, `pathways/host/stream_sockets.py`).
+A process has one `Loop` for those who are in. A host has one for each lane and direction of its streams, because TLS
+keeps a core busy. Nothing outside this room waits for a socket of another machine, except who opens a connection
+(`pathways/trust/dialing.py`, `pathways/host/stream_sockets.py`).
 """
 
 #: An end that has nothing to say says so at least this often, in seconds.

@@ -103,6 +103,7 @@ class Tunnels:
         """The same between a connection and a Unix socket of this machine. Raises OSError: nothing listens there."""
         near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            near.setblocking(False)  # who listens there may be stopped, with a full backlog
             near.connect(path)
         except OSError:
             near.close()

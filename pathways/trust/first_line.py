@@ -3,8 +3,8 @@
 The caller sends `{"purpose": ..., "protocol": ..., ...}` and nothing behind it until the answer has come, which is
 `{"ok": true, ...}` or `{"error": CLASS, "message": TEXT}`. What comes after the answer is the purpose's own.
 
-CERT-4 (bounded): until a peer has shown who it is, it gets a bounded time, bounded bytes, and one of a bounded number
-of places. The time is for all that it sends together, so that a byte now and then does not help.
+CERT-4 (bounded): until a peer has shown who it is, it gets bounded bytes, and a bounded time for all that it sends
+together, so that a byte now and then does not help.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.process.config import PROTOCOL_VERSION
+from pathways.transport.callers import Steps, received
 from pathways.trust.identity import printable
 
 #: Bytes of a first line, or of the answer, with its end.
@@ -45,23 +46,18 @@ def refusal(error: errors.PathwaysError) -> bytes:
     return encode({"error": type(error).__name__, "message": str(error)[:_MOST_OF_MESSAGE]})
 
 
-def read_hello(sock: socket.socket, deadline: float) -> dict[str, Any]:
+def read_hello(sock: socket.socket) -> Steps[dict[str, Any]]:
     """The line of a caller, checked for its form.
 
     Raises:
-        TimeoutError: it did not come by `deadline` (monotonic).
-        ConnectionResetError: the caller went away.
+        OSError: the caller went away.
         ConnectError, UnsupportedVersionError: it is not as a caller of this version sends it.
     """
     line = bytearray()
     while b"\n" not in line:
         if len(line) >= LONGEST_LINE:
             raise errors.ConnectError(f"a first line has at most {LONGEST_LINE} bytes; this one has no end by then")
-        sock.settimeout(_left(deadline))
-        more = sock.recv(min(4096, LONGEST_LINE - len(line)))
-        if not more:
-            raise ConnectionResetError("it closed the connection before its first line was complete")
-        line += more
+        line += yield from received(sock, min(4096, LONGEST_LINE - len(line)))
     text, _, rest = bytes(line).partition(b"\n")
     if rest:
         raise errors.ConnectError("a caller waits for the answer to its first line before it sends more")

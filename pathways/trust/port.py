@@ -1,19 +1,21 @@
 """A port that other machines can call: it lets in who shows a certificate of the cluster, or trades a token for one.
 
-The controller has one, and each machine agent. A thread takes connections, and each connection has a thread of its own,
-in which its purpose's handler runs. Any thread may call the methods.
+The controller has one. A loop of its own takes connections and finds out who calls (`pathways/transport/callers.py`);
+its thread also waits where a token is counted on disk, and where the controller's thread decides who comes in. Then the
+purpose's handler has the connection. Any thread may call the methods.
 
 CERT-1 (role): a handler runs only for a peer whose certificate has a role that the purpose is for.
-CERT-4 (bounded): before that, a peer has 5 s, 64 KiB, and one of 64 places. When all places are taken, who has had its
-place for a second or longer loses it to the next caller; so a flood of silent callers keeps nobody out.
+CERT-4 (bounded): before that, a peer has 5 s, 64 KiB, and one of 1,024 places. After that, one peer has so many
+connections at most.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
+import functools
 import logging
+import resource
 import socket
 import ssl
 import threading
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pathways import errors
+from pathways.transport.callers import Caller, Callers, Steps, end, patiently, sent
 from pathways.trust.address import Address
 from pathways.trust.authority import Authority, holder_of
 from pathways.trust.credentials import Credentials, HasCredentials
@@ -32,13 +35,13 @@ from pathways.trust.listening import listen
 from pathways.trust.refusals import RefusalLog
 from pathways.trust.tokens import Taken, Tokens
 
-Handler = Callable[[socket.socket, Identity, dict[str, Any]], bool | None]
+Handler = Callable[[socket.socket, Identity, dict[str, Any]], object]
 Admission = Callable[[Identity, dict[str, Any]], Mapping[str, Any]]
 
 _FIRST_LINE_S = 5.0
-_MOST_UNAUTHENTICATED = 64
-_SAFE_S = 1.0  # how long a caller keeps its place, however many want it
 _LINGER_S = 1.0
+_MOST_OF_ONE = 64  # connections of one client or operator
+_MOST_OF_A_MACHINE = 256  # each of its hosts has one
 _TLS_HANDSHAKE = 0x16  # the first byte of a TLS connection
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"CONN", b"PRI ")
 
@@ -52,28 +55,6 @@ class _Purpose:
     admit: Admission | None
 
 
-@dataclasses.dataclass(eq=False)
-class _Connection:
-    """One peer. `sock` is replaced under the port's lock; the rest belongs to the connection's thread, except that the
-    port's lock guards the flags.
-    """
-
-    sock: socket.socket
-    peer: str
-    since: float
-    is_evicted: bool = False
-    is_heard: bool = False  # its first line has come
-    is_kept: bool = False  # its handler has returned, and somebody else uses it
-    is_let_go: bool = False
-    identity: Identity | None = None
-    purpose: str = ""
-
-    def shut(self) -> None:
-        """Ends the connection; its thread sees it. (`SSLSocket.shutdown` would take the thread's TLS state away.)"""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-
-
 class Port:
     """Listens when it is made; takes connections after `start`. A context manager, which closes it."""
 
@@ -85,7 +66,6 @@ class Port:
         tokens: Tokens | None = None,
         *,
         first_line_s: float = _FIRST_LINE_S,
-        most_unauthenticated: int = _MOST_UNAUTHENTICATED,
     ) -> None:
         """A port at `address`, where port 0 is any free one.
 
@@ -95,7 +75,6 @@ class Port:
             authority: trades tokens for certificates and renews these. None: this port does neither.
             tokens: those of the authority.
             first_line_s: seconds for a peer's handshake and first line.
-            most_unauthenticated: places of peers that have not shown who they are.
 
         Raises:
             ConnectError: it cannot listen there.
@@ -107,16 +86,13 @@ class Port:
         self._authority = authority
         self._tokens = tokens
         self._first_line_s = first_line_s
-        self._most_unauthenticated = most_unauthenticated
         self._purposes: dict[str, _Purpose] = {}
         self._refusals = RefusalLog(_log)
-        self._changed = threading.Condition()
-        # All below is guarded by _changed.
-        self._unknown: set[_Connection] = set()  # peers that have not shown who they are
-        self._known: set[_Connection] = set()
-        self._context: tuple[Credentials, ssl.SSLContext] | None = None
+        self._context: tuple[Credentials, ssl.SSLContext] | None = None  # of the callers' thread
+        self._lock = threading.Lock()  # guards the fields below
+        self._known: dict[socket.socket, tuple[Identity, str]] = {}  # with their purposes
         self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._callers: Callers | None = None
         where = Address.parse(address, listens=True)
         self._listener = listen(where)
         self.address = Address(where.host, self._listener.getsockname()[1])
@@ -143,9 +119,9 @@ class Port:
         Args:
             purpose: the "purpose" of a caller's first line.
             roles: those that may; another one is refused.
-            handler: `handler(sock, identity, hello)` runs in the connection's thread, after the caller was told that it
-                is let in. The socket is blocking, without a timeout; it is closed when the handler returns or raises.
-                But if the handler returns True, the connection stays until `let_go`, without a thread.
+            handler: `handler(sock, identity, hello)` runs after the caller was told that it is let in, and waits for no
+                caller. The socket, which is non-blocking, is for others from then on, until `let_go`; it is closed if
+                the handler raises.
             admit: `admit(identity, hello)` runs before. What it returns is sent with the answer; a `PathwaysError` that
                 it raises is sent instead, and the caller is refused.
         """
@@ -153,41 +129,35 @@ class Port:
 
     def start(self) -> Port:
         """Takes connections, from now on. The purposes should be there by then."""
-        with self._changed:
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._accept_all, name="pathways-port", daemon=True)
-                self._thread.start()
+        with self._lock:
+            if self._callers is None and not self._is_closed:
+                self._callers = Callers(
+                    "pathways-port", self._listener, self._serve, self._no_place, self._first_line_s
+                )
         return self
 
     def peers(self) -> list[tuple[Identity, str]]:
         """Who is connected, and for which purpose; sorted by name."""
-        with self._changed:
-            found = [(each.identity, each.purpose) for each in self._known if each.identity is not None]
+        with self._lock:
+            found = list(self._known.values())
         return sorted(found, key=lambda pair: (pair[0].role, pair[0].name, pair[1], pair[0].peer))
 
     def let_go(self, sock: socket.socket) -> None:
-        """Closes a connection that its handler has kept, or is about to keep. Nobody may use it any more."""
-        with self._changed:
-            found = next((each for each in self._known if each.sock is sock), None)
-            if found is None:
-                return
-            found.is_let_go = True
-            if found.is_kept:
-                self._forget(found)
+        """Closes a connection that its handler has got. Nobody may use it any more. A second call does nothing."""
+        with self._lock:
+            found = self._known.pop(sock, None)
+        if found is not None:
+            sock.close()
 
     def close(self) -> None:
-        """Listens no more, and ends all connections: their handlers see the end of the stream."""
-        with self._changed:
+        """Listens no more, and ends all connections: who uses them sees the end of the stream."""
+        with self._lock:
             self._is_closed = True
-            connections = [*self._unknown, *self._known]
-            thread = self._thread
-            self._changed.notify_all()
-            for each in connections:
-                each.shut()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            for sock in self._known:
+                end(sock)
+            callers = self._callers
+        if callers is not None:
+            callers.close()
         self._listener.close()
 
     def __enter__(self) -> Port:
@@ -196,156 +166,113 @@ class Port:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Taking connections: the port's thread.
+    # One caller: by the callers' thread.
 
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                sock, name = self._listener.accept()
-            except OSError as error:
-                if self._is_closed:
-                    return
-                if error.errno not in (errno.ECONNABORTED, errno.EINTR):
-                    # Out of descriptors or memory: what is there goes on, and a place gets free sometime.
-                    self._refusals.add("connections cannot be taken at %s: %s", self.address, error.strerror)
-                    with self._changed:
-                        self._changed.wait(0.1)
-                continue
-            connection = _Connection(sock, Address(name[0], name[1]).endpoint, time.monotonic())
-            if not self._take_place(connection):
-                sock.close()
-                return
-            try:
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="pathways-connection", daemon=True
-                ).start()
-            except RuntimeError as error:
-                self._refusals.add("%s is refused: %s", connection.peer, error)
-                self._leave(connection)
+    def _no_place(self, peer: str, why: str) -> None:
+        self._refusals.add("%s is refused: %s", peer, why)
 
-    def _take_place(self, connection: _Connection) -> bool:
-        """Waits for a place for it. False: the port is closed."""
-        with self._changed:
-            while len(self._unknown) >= self._most_unauthenticated and not self._is_closed:
-                leaving = sum(each.is_evicted for each in self._unknown)
-                waiting = [each for each in self._unknown if not each.is_evicted and not each.is_heard]
-                oldest = min(waiting, key=lambda each: each.since, default=None)
-                safe_s = oldest.since + _SAFE_S - time.monotonic() if oldest else _SAFE_S
-                if oldest is not None and safe_s <= 0 and not leaving:
-                    oldest.is_evicted = True
-                    oldest.shut()
-                self._changed.wait(max(safe_s, 0.05))
-            connection.since = time.monotonic()
-            if not self._is_closed:
-                self._unknown.add(connection)
-            return not self._is_closed
-
-    def _leave(self, connection: _Connection) -> None:
-        with self._changed:
-            if not connection.is_kept or connection.is_let_go:
-                self._forget(connection)
-
-    def _forget(self, connection: _Connection) -> None:
-        self._unknown.discard(connection)
-        self._known.discard(connection)
-        self._changed.notify_all()
-        connection.sock.close()
-
-    # A connection: its own thread.
-
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, caller: Caller) -> Steps[None]:
+        line = b""
         try:
-            self._introduce(connection)
-        except _Silent:
-            if connection.is_evicted:
-                self._refusals.add("%s", self._broken(connection, ConnectionResetError()))
-            else:
-                _log.debug("%s connected and left", connection.peer)
+            if (yield from self._let_in(caller)):
+                return
+        except _SilentError:
+            _log.debug("%s connected and left", caller.peer)
         except errors.PathwaysError as error:
-            self._refusals.add("%s is refused: %s", self._who(connection), error)
-            self._answer_and_linger(connection, refusal(error))
+            self._refusals.add("%s is refused: %s", caller.who, error)
+            line = refusal(error)
         except OSError as error:
             if not self._is_closed:
-                self._refusals.add("%s", self._broken(connection, error))
-            self._answer_and_linger(connection, b"")
+                self._refusals.add("%s", _broken(caller, error))
         except Exception:
-            _log.exception("%s is refused, because of a fault here", self._who(connection))
-            self._answer_and_linger(connection, refusal(errors.ConnectError("a fault of the cluster: see its log")))
-        finally:
-            self._leave(connection)
+            _log.exception("%s is refused, because of a fault here", caller.who)
+            line = refusal(errors.ConnectError("a fault of the cluster: see its log"))
+        if not self._is_closed and not caller.is_turned_away:
+            with contextlib.suppress(OSError, ValueError):
+                yield from _last_words(caller, line)
+        caller.leave()
+        caller.sock.close()
 
-    def _introduce(self, connection: _Connection) -> None:
-        """Finds who the peer is, then does what it came for."""
-        deadline = connection.since + self._first_line_s
-        sock = connection.sock
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._check_first_bytes(sock, deadline)
+    def _let_in(self, caller: Caller) -> Steps[bool]:
+        """Finds who the peer is, then does what it came for. False: it has been told all that it wanted."""
+        caller.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield from self._check_first_bytes(caller.sock)
         identity = None
         if self._credentials is not None:
-            context = self._server_context(self._credentials.current())
-            with self._changed:
-                sock.settimeout(max(deadline - time.monotonic(), 0.001))
-                secure = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-                connection.sock = sock = secure
-            secure.do_handshake()
-            certificate = secure.getpeercert(binary_form=True)
-            identity = identity_of(certificate, connection.peer) if certificate else None
-        hello = read_hello(sock, deadline)
-        with self._changed:
-            connection.is_heard, connection.purpose = True, hello["purpose"]
+            yield from caller.shake_hands(self._server_context(self._credentials.current()))
+            certificate = caller.sock.getpeercert(binary_form=True)  # type: ignore[attr-defined]
+            identity = identity_of(certificate, caller.peer) if certificate else None
+        hello = yield from read_hello(caller.sock)
+        caller.is_heard = True
         token = hello.pop("token", None)
-        if self._answer_here(connection, identity, hello, token):
-            return
+        answer = self._answer_here(caller, identity, hello, token)
+        if answer is not None:
+            yield from sent(caller.sock, encode({**answer, "ok": True}))
+            return False
         if self._credentials is None:
-            identity = self._identity_by_token(hello, token, connection.peer)
-        self._hand_over(connection, identity, hello)
-
-    def _hand_over(self, connection: _Connection, identity: Identity | None, hello: dict[str, Any]) -> None:
-        purpose = self._purposes.get(connection.purpose)
+            identity = self._identity_by_token(hello, token, caller.peer)
         if identity is None:
-            raise errors.PermissionDeniedError("no certificate was shown: join with a token first (`pathways token`)")
-        connection.identity = identity
+            raise errors.PermissionDeniedError(
+                "no certificate was shown: join with a token first (`pathways token`)"
+            )
+        yield from self._hand_over(caller, identity, hello)
+        return True
+
+    def _hand_over(self, caller: Caller, identity: Identity, hello: dict[str, Any]) -> Steps[None]:
+        caller.who, sock, name = f"{identity} at {caller.peer}", caller.sock, hello["purpose"]
         self._check_still_good(identity)
+        purpose = self._purposes.get(name)
         if purpose is None:
-            raise errors.OptionError(f"this port serves no purpose {printable(connection.purpose)}")
+            raise errors.OptionError(f"this port serves no purpose {printable(name)}")
         if identity.role not in purpose.roles:
             allowed = " or ".join(sorted(purpose.roles))
             raise errors.PermissionDeniedError(
-                f"{identity.name} has the role {identity.role}, and {connection.purpose!r} is for {allowed}: make a "
-                "token of that role with `pathways token`"
+                f"{identity.name} has the role {identity.role}, and {name!r} is for {allowed}: make a token of that "
+                "role with `pathways token`"
             )
-        with self._changed:
-            if self._is_closed or connection.is_evicted:
-                raise ConnectionResetError
-            self._unknown.discard(connection)
-            self._known.add(connection)
-            self._changed.notify_all()
-        answer = dict(purpose.admit(identity, hello)) if purpose.admit is not None else {}
-        sock = connection.sock
-        sock.settimeout(self._first_line_s)
-        sock.sendall(encode({**answer, "ok": True}))
-        sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._add(sock, identity, name)
         try:
-            is_kept = purpose.handler(sock, identity, hello) is True
-            with self._changed:
-                connection.is_kept = is_kept
+            answer = dict(purpose.admit(identity, hello)) if purpose.admit is not None else {}
+            caller.deadline = time.monotonic() + self._first_line_s
+            yield from sent(sock, encode({**answer, "ok": True}))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except BaseException:
+            with self._lock:
+                self._known.pop(sock)
+            raise
+        caller.leave()
+        try:
+            purpose.handler(sock, identity, hello)
+            return
         except (OSError, errors.PathwaysError) as error:
             if not self._is_closed:
-                _log.info("the connection %r of %s at %s ended: %s", connection.purpose, identity, identity.peer, error)
+                _log.info("the connection %r of %s ended: %s", name, caller.who, error)
         except Exception:
-            _log.exception("the connection %r of %s at %s failed", connection.purpose, identity, identity.peer)
+            _log.exception("the connection %r of %s failed", name, caller.who)
+        self.let_go(sock)
 
-    def _check_first_bytes(self, sock: socket.socket, deadline: float) -> None:
+    def _add(self, sock: socket.socket, identity: Identity, purpose: str) -> None:
+        """Counts a connection of a peer, which has a bounded number of them."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        share = (_MOST_OF_A_MACHINE, 4) if identity.role is Role.HOST else (_MOST_OF_ONE, 16)
+        most = min(share[0], descriptors // share[1])
+        with self._lock:
+            if self._is_closed:
+                raise ConnectionResetError
+            who = identity.role, identity.name
+            if sum((each.role, each.name) == who for each, _ in self._known.values()) >= most:
+                raise errors.ResourceExhaustedError(f"{identity} has {most} connections, which is the most for one")
+            self._known[sock] = identity, purpose
+
+    def _check_first_bytes(self, sock: socket.socket) -> Steps[None]:
         """Tells a caller of another kind what this port is, in words that it can read."""
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        first = sock.recv(4, socket.MSG_PEEK)
+        first = yield from patiently(functools.partial(sock.recv, 4, socket.MSG_PEEK))
         if not first:
-            raise _Silent
+            raise _SilentError
         if first in _HTTP:
             text = b"This is a port of a Pathways cluster, not of a web server.\n"
-            sock.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + text)
-            raise _Answered("it speaks HTTP, and this is a port of Pathways")
+            sock.send(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + text)
+            raise OSError("it speaks HTTP, and this is a port of Pathways")
         is_tls = first[0] == _TLS_HANDSHAKE
         if self._credentials is not None and not is_tls:
             raise errors.ConnectError(
@@ -355,33 +282,27 @@ class Port:
             raise errors.ConnectError("this port has --insecure-plaintext, and the caller speaks TLS")
 
     def _answer_here(
-        self, connection: _Connection, identity: Identity | None, hello: dict[str, Any], token: Any
-    ) -> bool:
-        """Serves the purposes of the port itself. False: it is another purpose."""
-        authority, purpose = self._authority, connection.purpose
+        self, caller: Caller, identity: Identity | None, hello: dict[str, Any], token: Any
+    ) -> dict[str, Any] | None:
+        """Serves the purposes of the port itself. None: it is another purpose."""
+        authority, purpose = self._authority, hello["purpose"]
         if purpose not in ("authority", "join", "renew"):
-            return False
+            return None
         if authority is None or self._credentials is None:
             raise errors.PermissionDeniedError("this port makes no certificates: call the controller's, with TLS")
         if purpose == "authority":
-            answer = {"authority": authority.pem}
-        elif purpose == "join":
-            answer = {"certificate": self._join(authority, hello, token)}
-        else:
-            if identity is None:
-                raise errors.PermissionDeniedError("only who shows a certificate can renew it")
-            self._check_still_good(identity)
-            connection.identity = identity
-            request = field(hello, "request")
-            if self._tokens is not None:
-                with self._tokens_at_hand():
-                    self._tokens.renew(identity, holder_of(request))
-            answer = {"certificate": authority.renew(identity, request)}
-            _log.info("%s at %s has renewed its certificate", identity, connection.peer)
-        connection.sock.settimeout(self._first_line_s)
-        connection.sock.sendall(encode({**answer, "ok": True}))
-        self._linger(connection)
-        return True
+            return {"authority": authority.pem}
+        if purpose == "join":
+            return {"certificate": self._join(authority, hello, token)}
+        if identity is None:
+            raise errors.PermissionDeniedError("only who shows a certificate can renew it")
+        self._check_still_good(identity)
+        caller.who, request = f"{identity} at {caller.peer}", field(hello, "request")
+        if self._tokens is not None:
+            with self._tokens_at_hand():
+                self._tokens.renew(identity, holder_of(request))
+        _log.info("%s renews its certificate", caller.who)
+        return {"certificate": authority.renew(identity, request)}
 
     def _join(self, authority: Authority, hello: dict[str, Any], token: Any) -> str:
         # What may be wrong comes first, so that no use of the token is spent on it.
@@ -430,53 +351,33 @@ class Port:
             )
 
     def _server_context(self, credentials: Credentials) -> ssl.SSLContext:
-        with self._changed:
-            if self._context is None or self._context[0] is not credentials:
-                self._context = (credentials, credentials.server_context(wants_peer=False))
-            return self._context[1]
-
-    # Refusing.
-
-    def _who(self, connection: _Connection) -> str:
-        return f"{connection.identity} at {connection.peer}" if connection.identity else connection.peer
-
-    def _broken(self, connection: _Connection, error: OSError) -> str:
-        who = self._who(connection)
-        if connection.is_evicted:
-            return f"{who} is refused: {self._most_unauthenticated} others wait, and it said nothing for {_SAFE_S:g} s"
-        if isinstance(error, _Answered):
-            return f"{who} is refused: {error}"
-        if connection.purpose:
-            return f"{who} went away before it had its answer: {error.strerror or error}"
-        if isinstance(error, ConnectionResetError) and error.errno is None:
-            return f"{who}: {error}"
-        return f"{who} {describe_handshake_error(error)}"
-
-    def _answer_and_linger(self, connection: _Connection, line: bytes) -> None:
-        if connection.is_evicted or self._is_closed:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            connection.sock.settimeout(_LINGER_S)
-            if line:
-                connection.sock.sendall(line)
-            self._linger(connection)
-
-    def _linger(self, connection: _Connection) -> None:
-        """Lets the peer read what was sent. To close at once while bytes of the peer wait would make its kernel forget
-        the answer.
-        """
-        sock, deadline = connection.sock, time.monotonic() + _LINGER_S
-        with contextlib.suppress(OSError, ValueError):
-            socket.socket.shutdown(sock, socket.SHUT_WR)
-            while (left := deadline - time.monotonic()) > 0:
-                sock.settimeout(left)
-                if not socket.socket.recv(sock, 4096):  # the bytes as they come, encrypted or not
-                    return
+        if self._context is None or self._context[0] is not credentials:
+            self._context = (credentials, credentials.server_context(wants_peer=False))
+        return self._context[1]
 
 
-class _Silent(Exception):
+def _broken(caller: Caller, error: OSError) -> str:
+    """How a caller's connection ended too early, for the log."""
+    if caller.is_turned_away or (error.errno is None and type(error) is OSError):
+        return f"{caller.who} is refused: {error}"
+    if caller.is_heard:
+        return f"{caller.who} went away before it had its answer: {error.strerror or error}"
+    if isinstance(error, ConnectionResetError) and error.errno is None:
+        return f"{caller.who}: {error}"
+    return f"{caller.who} {describe_handshake_error(error)}"
+
+
+def _last_words(caller: Caller, line: bytes) -> Steps[None]:
+    """Lets the peer read what was sent. To close at once while bytes of the peer wait would make its kernel forget the
+    answer.
+    """
+    caller.deadline = time.monotonic() + _LINGER_S
+    caller.gives_way()
+    yield from sent(caller.sock, line)
+    socket.socket.shutdown(caller.sock, socket.SHUT_WR)
+    while (yield from patiently(functools.partial(socket.socket.recv, caller.sock, 4096))):  # encrypted or not
+        pass
+
+
+class _SilentError(Exception):
     """A peer connected and left without a byte, as probes of a load balancer do."""
-
-
-class _Answered(OSError):
-    """The peer is refused, and knows why."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -15,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from pathways.process.config import PROTOCOL_VERSION
 from pathways.trust import Authority, Credentials, Identity, Port, Role, Tokens, dial, join
 
 #: A token's secret with its surroundings, and what begins every private key.
 SECRETS = re.compile(r"pathways1\.\w+\.\d+\.[A-Za-z0-9_-]{20}|PRIVATE KEY")
+
+HELLO = {"purpose": "link", "protocol": PROTOCOL_VERSION}
 
 
 def until(is_so: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
@@ -28,9 +32,12 @@ def until(is_so: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
         time.sleep(0.005)
 
 
-def echo(sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-    while read := sock.recv(65536):
-        sock.sendall(read)
+def _echo(sock: socket.socket, port: Port) -> None:
+    sock.setblocking(True)
+    with contextlib.suppress(OSError):
+        while read := sock.recv(65536):
+            sock.sendall(read)
+    port.let_go(sock)
 
 
 class Controller:
@@ -45,6 +52,9 @@ class Controller:
         self.serve(self.port)
 
     def serve(self, port: Port) -> Port:
+        def echo(sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
+            threading.Thread(target=_echo, args=(sock, port), daemon=True).start()
+
         port.on("link", [Role.HOST], echo, self._admit)
         port.on("run", [Role.CLIENT], echo, self._admit)
         port.on("status", [Role.CLIENT, Role.OPERATOR], echo, self._admit)
@@ -80,6 +90,12 @@ class Controller:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         return context.wrap_socket(self.plain())
+
+
+def waiting(controller: Controller) -> int:
+    """How many callers are not known yet."""
+    assert controller.port._callers is not None
+    return len(controller.port._callers.waiting)
 
 
 def forged(credentials: Credentials, authority: Credentials) -> Credentials:

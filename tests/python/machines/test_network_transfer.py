@@ -88,11 +88,16 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
     def start(answer: Callable[[bytes], bytes]) -> tuple[Any, Core]:
         address = f"unix:{tmp_path}/{len(stops)}.sock"
 
-        def receive(sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
+        def receive(answers: socket.socket, messages: socket.socket) -> None:
+            answers.setblocking(True)
+            messages.setblocking(True)
             with answers, messages, contextlib.suppress(OSError):
                 BlockingFrames(messages).each(lambda message: answers.sendall(answer(message)))
 
-        listener = stream_sockets.StreamListener(loops.receive, address, "", receive)
+        def serve(sender: Identity | None, *stream: socket.socket) -> None:
+            threading.Thread(target=receive, args=stream, daemon=True).start()
+
+        listener = stream_sockets.StreamListener(address, "", serve)
         core = Core()
         made = network_transfer._HostStream(core, address, "", loops)
         stops.extend((made.stop, listener.close))

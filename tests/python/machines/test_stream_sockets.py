@@ -32,13 +32,17 @@ class Listener:
         self.senders: list[str | None] = []
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
             self.address = f"127.0.0.1:{reserved.getsockname()[1]}"
-            self._loop = Loop()
-            self._listener = StreamListener(self._loop, self.address, credentials, self._echo)
+            self._listener = StreamListener(self.address, credentials, self._serve)
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
+
+    def _serve(self, *stream: Any) -> None:
+        threading.Thread(target=self._echo, args=stream, daemon=True).start()
 
     def _echo(self, sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
         self.senders.append(None if sender is None else sender.name)
         with answers, messages:
+            answers.setblocking(True)
+            messages.setblocking(True)
             try:
                 BlockingFrames(messages).each(answers.sendall)
                 self.ends.put(None)
@@ -47,7 +51,6 @@ class Listener:
 
     def close(self) -> None:
         self._listener.close()
-        self._loop.close()
 
 
 @pytest.fixture(scope="module")

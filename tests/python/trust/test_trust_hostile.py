@@ -2,7 +2,7 @@
 what a caller expects. Each refusal is an error at who did it, and a line in the port's log.
 
 CERT-2  test_what_a_caller_writes_does_not_get_into_the_log, and the fixture `controller` in every test
-CERT-4  test_silent_callers_keep_nobody_out, test_a_slow_writer_is_refused, test_a_first_line_is_bounded
+CERT-4  test_a_slow_writer_is_refused, test_a_first_line_is_bounded; floods: test_trust_floods.py
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ import time
 from collections.abc import Callable
 
 import pytest
-from trust_cases import Controller, at_once, lines, read_all, read_exactly, until
+from trust_cases import HELLO, Controller, lines, read_all, read_exactly, until, waiting
 
 from pathways import errors
 from pathways.process.config import PROTOCOL_VERSION
 from pathways.trust import Port, Role, ask, dial, first_line, join
 from pathways.trust.refusals import RefusalLog
-
-HELLO = {"purpose": "link", "protocol": PROTOCOL_VERSION}
 
 
 @pytest.fixture
@@ -35,44 +33,7 @@ def hasty(tmp_path: pathlib.Path) -> Controller:
     return Controller(tmp_path / "hasty", first_line_s=0.3)
 
 
-# Floods and slow writers.
-
-
-def test_silent_callers_keep_nobody_out(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
-    most = 0
-    silent = [controller.plain() for _ in range(150)]
-    half = [controller.plain() for _ in range(50)]
-    for sock in half:
-        sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a TLS handshake
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.is_set():
-            most = max(most, len(controller.port._unknown))
-            time.sleep(0.001)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        controller.innocent()
-    finally:
-        done.set()
-        watcher.join()
-    assert 0 < most <= 64
-    until(lambda: controller.port.refused == 200, "all are refused")
-    assert all(read_all(sock) == b"" for sock in silent + half)
-    assert "others wait, and it said nothing for 1 s" in caplog.text
-    assert len(lines(caplog)) < 200  # and a line counts those without one
-    for sock in silent + half:
-        sock.close()
-    until(lambda: not controller.port._unknown, "all places are free")
-
-
-def test_many_innocent_callers_at_once_are_all_served(controller: Controller) -> None:
-    own = controller.credentials(Role.HOST)
-    assert at_once(100, lambda n: ask(controller.address, own, "link", timeout_s=120)["ok"]) == [True] * 100
-    assert controller.port.refused == 0
+# Slow writers.
 
 
 def drip(sock: socket.socket, text: bytes) -> bytes:
@@ -248,7 +209,7 @@ def test_mutated_bytes_harm_nobody(controller: Controller, caplog: pytest.LogCap
             read_all(sock)
         count += 1
     assert count == 200 and "Traceback" not in caplog.text
-    until(lambda: not controller.port._unknown, "all places are free")
+    until(lambda: not waiting(controller), "all places are free")
     controller.innocent()
 
 
@@ -407,7 +368,7 @@ def test_ipv6(tmp_path: pathlib.Path) -> None:
 def test_a_port_that_closes_ends_what_is_open(controller: Controller) -> None:
     own = controller.credentials(Role.HOST)
     socks = [dial(controller.address, own, "link"), controller.plain(), controller.secure()]
-    until(lambda: len(controller.port._unknown) == 2, "two callers have said nothing")
+    until(lambda: waiting(controller) == 2, "two callers have said nothing")
     controller.port.close()
     controller.port.close()
     assert [read_all(sock) for sock in socks] == [b""] * 3

@@ -12,7 +12,6 @@ import dataclasses
 import pathlib
 import socket
 import ssl
-import threading
 import time
 
 import pytest
@@ -217,33 +216,16 @@ def test_a_handler_that_fails_ends_its_connection_only(
     controller.innocent()
 
 
-@pytest.mark.parametrize("is_early", [False, True])
-def test_a_handler_may_keep_its_connection(controller: Controller, is_early: bool) -> None:
-    """It goes on without a thread, until somebody lets it go; perhaps before the handler has returned."""
+def test_a_handler_has_its_connection_until_it_lets_it_go(controller: Controller) -> None:
     kept: list[socket.socket] = []
-    may_return = threading.Event()
-
-    def keep(sock: socket.socket, identity: object, hello: object) -> bool:
-        kept.append(sock)
-        return may_return.wait(20)
-
-    def serving() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name == "pathways-connection"]
-
-    controller.port.on("keep", [Role.HOST], keep)
+    controller.port.on("keep", [Role.HOST], lambda sock, identity, hello: kept.append(sock))
     with dial(controller.address, controller.credentials(Role.HOST), "keep") as sock:
-        until(lambda: kept, "the handler runs")
-        if is_early:
-            controller.port.let_go(kept[0])
-            assert kept[0].fileno() >= 0
-        may_return.set()
-        until(lambda: not serving(), "no thread serves it")
-        if not is_early:
-            kept[0].sendall(b"x")
-            assert sock.recv(1) == b"x"
-            assert [purpose for _, purpose in controller.port.peers()] == ["keep"]
-            controller.port.let_go(kept[0])
-            controller.port.let_go(kept[0])  # does nothing
+        until(lambda: kept, "the handler has run")
+        kept[0].sendall(b"x")
+        assert sock.recv(1) == b"x"
+        assert [purpose for _, purpose in controller.port.peers()] == ["keep"]
+        controller.port.let_go(kept[0])
+        controller.port.let_go(kept[0])  # does nothing
         assert sock.recv(1) == b""
     assert not controller.port.peers() and kept[0].fileno() == -1
     controller.innocent()
