@@ -24,6 +24,7 @@ from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.control_server import no_session
 from pathways.controller.records import Connection, NearConnection
 from pathways.process import fd_passing
+from pathways.transport.loop import EXHAUSTED, LOOK_S
 
 
 class Connections:
@@ -40,7 +41,7 @@ class Connections:
         self._pidfd = os.pidfd_open(os.getpid())
         self._listener = fd_passing.listen(os.path.join(cluster.config.directory, "fds.sock"))
         self._listener.setblocking(False)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._listen()
         cluster.on_end.append(self._tell_end)
 
     def of(self, token: str) -> Connection:
@@ -58,22 +59,28 @@ class Connections:
         """Whether an open connection has this secret."""
         return token in self._by_token
 
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
-            return  # the other end has closed the connection already
+        except OSError as error:  # the other end has closed the connection already
+            if error.errno in EXHAUSTED:  # or the event loop would do nothing else until there are descriptors
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(LOOK_S, self._listen)
+            return
         pid, uid = fd_passing.peer(connection)
         try:
             if uid != os.getuid():
                 raise PermissionError
+            bell = self._cluster.native.bell_segment()
             pidfd = os.pidfd_open(pid)
-        except OSError:
+        except (OSError, RuntimeError):  # no descriptor is left, or it is another user
             connection.close()
             return
         connection.setblocking(False)
         token = secrets.token_hex(16)
-        bell = self._cluster.native.bell_segment()
         record = NearConnection(next(self.numbers), pid, token, bell, socket=connection, pidfd=pidfd)
         self.add(record)
         self._loop.add_reader(pidfd, self._lost_near, record)

@@ -24,7 +24,8 @@ from typing import Any
 #: Seconds between two looks for connections that are silent or late.
 LOOK_S = 0.5
 BUFFER_BYTES = 1 << 20
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: What is wrong when a process, or the machine, has no room for one more connection now.
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Served:
@@ -184,7 +185,7 @@ class Listener(Served):
         try:
             connection, name = self.sock.accept()
         except OSError as fault:
-            if fault.errno in _EXHAUSTED:
+            if fault.errno in EXHAUSTED:
                 print(f"no connection can be taken: {fault.strerror}", file=sys.stderr, flush=True)
                 self._wait(True)
             return

@@ -6,18 +6,20 @@ waits, and clean. Clients, slices and programs meanwhile: `test_control_plane.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 
+import psutil
 import pytest
 from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program, stats_with_notes
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.cluster.remote import StartupEvent, connect_unix
-from pathways.process import run_directory, supervised
+from pathways.process import fd_passing, run_directory, supervised
 from pathways.process.config import ClusterOptions
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -174,3 +176,23 @@ def test_sizes_are_checked_before_anything_starts() -> None:
         start_local_cluster(0, 1, 1)
     with pytest.raises(ValueError, match=r"devices_per_host must be a positive int, got 1\.5"):
         start_local_cluster(1, 1, 1.5)  # type: ignore[arg-type]
+
+
+def test_a_controller_without_descriptors_waits_for_some(own: LocalClusterHandle) -> None:
+    """It does not spin meanwhile, keeps nothing of who came in vain, and then serves who waits."""
+    controller = psutil.Process(own.control.controller_pid)
+    where, limits = os.path.join(own.directory, "fds.sock"), controller.rlimit(psutil.RLIMIT_NOFILE)
+    before = controller.num_fds()
+    for spare in range(5):  # each is missing at another step
+        controller.rlimit(psutil.RLIMIT_NOFILE, (before + spare, limits[1]))
+        with contextlib.closing(fd_passing.connect(where)) as waits:
+            began = sum(controller.cpu_times()[:2])
+            time.sleep(1)
+            assert sum(controller.cpu_times()[:2]) - began < 0.5
+            controller.rlimit(psutil.RLIMIT_NOFILE, limits)
+            if spare == 0:
+                message, descriptors = fd_passing.receive(waits, 30)
+                assert message["kind"] == "hello"
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        eventually(lambda: controller.num_fds() == before, "all descriptors are closed")
