@@ -37,6 +37,7 @@ void register_segments(py::module_& m) {
       .def_property_readonly("bell",
                              [](Segment& s) { return reinterpret_cast<size_t>(&BellBlock::attach(s)->doorbell); });
 
+  m.attr("LINK_RING_BYTES") = kLinkRingBytes;
   m.def(
       "controller_segment", [](bool shared) { return ControllerBlock::make(shared); }, "shared"_a = true,
       "What controller and hosts share: the controller's doorbell, and which hosts have records.");

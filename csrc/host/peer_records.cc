@@ -14,26 +14,6 @@ namespace {
 constexpr size_t kMostOffsets = 1u << 20;  // of one receive ready: more blocks than a host receives in one transfer
 constexpr size_t kMostWords = 1u << 26;    // of one report or decision of an exchange: all pairs of 4,096 shards
 
-/// nullptr: hosts do not send such a record.
-const char* name_of(RecordKind kind) {
-  switch (kind) {
-    case RecordKind::kReceiveReady:
-      return "a receive-ready record";
-    case RecordKind::kReceiveDone:
-      return "a receive-done record";
-    case RecordKind::kExchangeReport:
-      return "a report of an exchange";
-    case RecordKind::kExchangeDecision:
-      return "a decision of an exchange";
-    case RecordKind::kExchangeWritten:
-      return "an end of an exchange's rows";
-    case RecordKind::kDecision:
-      return "a decision";
-    default:
-      return nullptr;
-  }
-}
-
 bool is_words(RecordKind kind) {
   return kind == RecordKind::kReceiveReady || kind == RecordKind::kExchangeReport ||
          kind == RecordKind::kExchangeDecision;
@@ -89,16 +69,9 @@ void Host::decided(uint32_t host, uint64_t order, uint32_t choice, const Decisio
 
 /// Does a peer's record. Returns what is wrong with it; empty: nothing, and it was done.
 std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(PeerRecord)) return "a record is shorter than its header";
+  if (std::string why = unsound_peer_record(bytes); !why.empty()) return why;
   const auto record = read_record<PeerRecord>(bytes);
-  if (name_of(record.kind) == nullptr) {
-    return "a record is of kind " + std::to_string(static_cast<int>(record.kind)) + ", which hosts do not send";
-  }
-  const std::string name = name_of(record.kind);
-  const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
-  if (bytes.size() != expected) {
-    return name + " has " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(expected);
-  }
+  const std::string name = name_of_peer_record(record.kind);
   bytes = bytes.subspan(sizeof record, record.bytes);
   std::span words{reinterpret_cast<const uint64_t*>(bytes.data()), bytes.size() / sizeof(uint64_t)};
   const std::string_view text{reinterpret_cast<const char*>(bytes.data()), bytes.size()};

@@ -131,8 +131,8 @@ void ClientLinkAtClient::take(const FrameHeader& header, std::span<const std::by
     case FrameKind::kToClient:
       return take_record(payload);
     case FrameKind::kFutureDone:
-      if (!complete_future(view_, payload)) break;
-      return;
+      if (!is_completion(payload)) break;
+      return complete_future(view_, payload);
     case FrameKind::kRetired:
       return view_.tell_retired(first_of<uint64_t>(payload, "a count of runs"));
     case FrameKind::kStatus:

@@ -68,9 +68,11 @@ bool Link::send_queued(FrameWriter& to) {
   const std::lock_guard lock(queue_mutex_);
   if (is_overrun_) throw Error(Status::kFull, "the other end of a link does not read what it is sent");
   while (!queue_.empty()) {
-    if (!precede(queue_.front(), to) || queue_.front().size() > to.left()) return false;
-    to.add(queue_.front());
-    queued_bytes_ -= queue_.front().size();
+    const auto& [frame, by] = queue_.front();
+    if (!precede(frame, to) || frame.size() > to.left()) return false;
+    to.add(frame);
+    queued_bytes_ -= frame.size();
+    if (by != nullptr && (relayed_bytes_[by] -= frame.size()) == 0) relayed_bytes_.erase(by);
     queue_.pop_front();
   }
   return true;
@@ -102,7 +104,7 @@ bool Link::send_data(FrameWriter& to) {
   return true;
 }
 
-void Link::enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload) {
+bool Link::enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload, const Link* by) {
   std::vector<std::byte> frame(FrameWriter::room_for(payload.size()));
   FrameWriter writer(frame);
   std::byte* to = writer.begin(kind, a, b, payload.size());
@@ -110,14 +112,22 @@ void Link::enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::b
   {
     const std::lock_guard lock(queue_mutex_);
     is_overrun_ = is_overrun_ || queued_bytes_ > kMostKept;
-    if (is_overrun_) return;
+    if (is_overrun_) return true;
+    if (by != nullptr) {
+      uint64_t& relayed = relayed_bytes_[by];
+      if (relayed > kMostRelayed) return false;
+      relayed += frame.size();
+    }
     queued_bytes_ += frame.size();
-    queue_.push_back(std::move(frame));
+    queue_.push_back({std::move(frame), by});
   }
   wake();
+  return true;
 }
 
-void Link::enqueue_word(FrameKind kind, uint64_t word) { enqueue(kind, 0, 0, std::as_bytes(std::span(&word, 1))); }
+void Link::enqueue_word(FrameKind kind, uint64_t word) {
+  (void)enqueue(kind, 0, 0, std::as_bytes(std::span(&word, 1)));
+}
 
 // ---------------------------------------------------------------------------------------------------------- deliver
 
@@ -135,7 +145,10 @@ void Link::deliver(std::span<const std::byte> in) {
     relays = std::move(relays_);
     relays_.clear();
   }
-  for (const Relay& relay : relays) relay.to->enqueue(relay.header.kind, relay.header.a, relay.header.b, relay.payload);
+  for (const auto& [to, header, payload] : relays) {
+    if (to->enqueue(header.kind, header.a, header.b, payload, this)) continue;
+    throw Error(Status::kFull, "a link brought more for host " + std::to_string(header.a) + " than its machine takes");
+  }
 }
 
 /// Takes each whole frame, and keeps the bytes of the last one that is not whole yet.
@@ -179,7 +192,7 @@ void Link::take_common(const FrameHeader& header, std::span<const std::byte> pay
   if (header.reserved != 0) refuse("a frame with a wrong header");
   if (header.kind == FrameKind::kPing) {
     const PongFrame pong{first_of<int64_t>(payload, "a ping"), clock_()};
-    enqueue(FrameKind::kPong, 0, 0, std::as_bytes(std::span(&pong, 1)));
+    (void)enqueue(FrameKind::kPong, 0, 0, std::as_bytes(std::span(&pong, 1)));
   } else if (header.kind == FrameKind::kPong) {
     take_pong(first_of<PongFrame>(payload, "a pong"));
   } else {

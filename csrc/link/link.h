@@ -19,6 +19,8 @@
 ///                    nothing more comes, and the memory in which they arrive is the receiving machine's own.
 ///   LINK-4 (bounded) a frame that is too long, malformed, or not for this end breaks the link, and so does an end
 ///                    whose records are not read any more (kMostKept). Nothing of a wrong frame is applied (TRUST-1).
+///                    What is relayed is checked before, and a link that brings more than another machine takes breaks
+///                    itself (kMostRelayed).
 ///
 /// Threading: `collect` by one thread, `deliver` by one thread, everything else by any thread. What a
 /// derived class overrides is called under the link's lock.
@@ -32,6 +34,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -45,6 +48,7 @@ class LinkPool;
 class Link : public std::enable_shared_from_this<Link> {
  public:
   static constexpr uint64_t kMostKept = uint64_t{64} << 20;  ///< bytes that wait for room in a ring, or to be collected
+  static constexpr uint64_t kMostRelayed = kMostKept / 4;    ///< of these, bytes that one other link has brought
 
   virtual ~Link() = default;
   Link(const Link&) = delete;
@@ -63,8 +67,9 @@ class Link : public std::enable_shared_from_this<Link> {
   std::chrono::nanoseconds again_in();
   /// Nothing is collected or delivered from then on.
   void close();
-  /// Puts a frame before what the rings have. For other links of this machine, too.
-  void enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload);
+  /// Puts a frame before what the rings have. For other links of this machine, too. `by`: the link that has brought it.
+  /// False: that link has brought too much, and nothing happens (LINK-4).
+  bool enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload, const Link* by = nullptr);
 
   struct Stats {
     uint64_t bytes_out = 0, bytes_in = 0, records_out = 0, records_in = 0, dropped = 0;
@@ -147,8 +152,13 @@ class Link : public std::enable_shared_from_this<Link> {
   int64_t next_ping_ns_ = 0, heard_at_ns_ = 0, look_ns_ = 0;
   // Guarded by queue_mutex_, the last lock to take.
   std::mutex queue_mutex_;
-  std::deque<std::vector<std::byte>> queue_;  ///< whole frames, of this link or relayed by others
+  struct Queued {
+    std::vector<std::byte> frame;
+    const Link* by;  ///< who has relayed it; nullptr: it is this link's own
+  };
+  std::deque<Queued> queue_;
   uint64_t queued_bytes_ = 0;
+  std::unordered_map<const Link*, uint64_t> relayed_bytes_;  ///< of queue_, by who has relayed them; none is 0
   bool is_overrun_ = false;  ///< a frame was dropped, so this link is broken (LINK-4)
 };
 

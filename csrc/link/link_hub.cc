@@ -7,10 +7,10 @@
 #include "messages/records.h"
 
 namespace pathways {
-namespace {
 
-/// Whether the pieces of the value are inside of their slot, and end with the record.
-bool are_runs_whole(std::span<const std::byte> bytes) {
+/// The pieces of the value are inside of their slot, and end with the record.
+bool is_completion(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(FutureDoneRecord)) return false;
   const auto record = read_record<FutureDoneRecord>(bytes);
   const size_t size = record.is_large != 0 ? ReadBackArea::kLargeBytes : ReadBackArea::kSmallBytes;
   auto rest = bytes.subspan(sizeof record);
@@ -25,11 +25,7 @@ bool are_runs_whole(std::span<const std::byte> bytes) {
   return rest.empty();
 }
 
-}  // namespace
-
-bool complete_future(const ClientView& client, std::span<const std::byte> bytes) {
-  // Check everything first: a wrong record must leave no half value behind.
-  if (bytes.size() < sizeof(FutureDoneRecord) || !are_runs_whole(bytes)) return false;
+void complete_future(const ClientView& client, std::span<const std::byte> bytes) {
   const auto record = read_record<FutureDoneRecord>(bytes);
   bytes = bytes.subspan(sizeof record);
   const Handle future{record.handle};
@@ -45,7 +41,6 @@ bool complete_future(const ClientView& client, std::span<const std::byte> bytes)
     client.read_back().end_write(future);
   }
   (void)client.futures().complete(future);
-  return true;
 }
 
 void LinkHub::add_client(uint32_t client, const ClientView& view, std::shared_ptr<const void> keep,
@@ -89,20 +84,17 @@ std::vector<uint32_t> LinkHub::group(uint32_t number) {
   return found == groups_.end() ? std::vector<uint32_t>() : found->second;
 }
 
-bool LinkHub::complete(std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(FutureDoneRecord)) return false;
-  if (!are_runs_whole(bytes)) return false;
+void LinkHub::complete(std::span<const std::byte> bytes) {
   std::shared_ptr<Link> link;
   {
     const std::lock_guard lock(mutex_);
     const auto found = clients_.find(read_record<FutureDoneRecord>(bytes).header.client);
-    if (found == clients_.end()) return true;  // the client is gone: nobody waits
+    if (found == clients_.end()) return;  // the client is gone: nobody waits
     if (found->second.link == nullptr) return complete_future(found->second.view, bytes);
     link = found->second.link;
   }
   // Its sender may hold the queue while it copies a block: only who speaks to this client waits for that.
-  link->enqueue(FrameKind::kFutureDone, 0, 0, bytes);
-  return true;
+  (void)link->enqueue(FrameKind::kFutureDone, 0, 0, bytes);
 }
 
 bool LinkHub::write(uint32_t client, uint64_t offset, uint64_t at, std::span<const std::byte> bytes) {

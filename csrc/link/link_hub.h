@@ -6,6 +6,7 @@
 /// LINK-2 (known)   a frame counts only if it names a host, in its present incarnation, which the link's own end of the
 ///                  cluster has (link.h checks senders, the hub destinations); or a client that is here. So a machine
 ///                  can speak for its own hosts only, and what is on its way when a host is lost reaches no successor.
+///                  A host completes only its own part of a future, once (link/awaited_futures.h).
 ///
 /// Threading: any thread. Locks: a link's, then the hub's or that of a link's queue; never the other way.
 #pragma once
@@ -25,9 +26,10 @@ namespace pathways {
 
 class Link;
 
-/// Counts a host's part of a client's future, after it has written the value that came with it. `bytes`: a
-/// FutureDoneRecord. False: the record is wrong, and nothing was written.
-bool complete_future(const ClientView& client, std::span<const std::byte> bytes);
+/// Whether it is a whole FutureDoneRecord.
+bool is_completion(std::span<const std::byte> record);
+/// Counts a host's part of a client's future, after it has written the value that came with it.
+void complete_future(const ClientView& client, std::span<const std::byte> completion);
 
 class LinkHub {
  public:
@@ -50,7 +52,7 @@ class LinkHub {
   std::shared_ptr<Link> link_to(uint32_t host, int32_t incarnation);
   std::vector<uint32_t> group(uint32_t number);
   /// See `complete_future`; passes the record on when the client is on another machine.
-  bool complete(std::span<const std::byte> record);
+  void complete(std::span<const std::byte> completion);
   /// Writes to, or reads from, a live block of a client. False: there is no such block, or the client is gone.
   bool write(uint32_t client, uint64_t offset, uint64_t at, std::span<const std::byte> bytes);
   bool read(uint32_t client, uint64_t offset, uint64_t at, std::span<std::byte> bytes);

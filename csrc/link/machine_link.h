@@ -17,6 +17,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "link/awaited_futures.h"
 #include "link/far_blocks.h"
 #include "link/lent_blocks.h"
 #include "link/link.h"
@@ -57,7 +58,8 @@ class MachineLink final : public Link {
     int32_t incarnation;
     ByteRing::Consumer from, from_far;
     Outbox to, to_far;
-    DoorbellWord* bell;  ///< agent
+    DoorbellWord* bell;               ///< agent
+    AwaitedFutures awaited{};         ///< head
   };
 
   // collect
@@ -78,7 +80,7 @@ class MachineLink final : public Link {
   void take_peer(const FrameHeader& header, std::span<const std::byte> payload);
   void take_block(const FrameHeader& header, std::span<const std::byte> payload);
   void take_data(const FrameHeader& header, std::span<const std::byte> payload);
-  void end_fetch(uint32_t host, std::span<const std::byte> record);
+  bool answers(uint32_t number, FarHost& host, std::span<const std::byte> record);
   FarHost* host_of(uint32_t host, int32_t incarnation);
   void forget() override;
 

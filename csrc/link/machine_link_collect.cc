@@ -28,7 +28,10 @@ bool MachineLink::pump_host(uint32_t number, FarHost& host, FrameWriter& to) {
   return pump(host.from, record_, [&](std::span<std::byte> record) {
     if (record.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "a ring has a record without a header");
     if (!(is_head ? lease(number, record, to) : answer_fetch(record, to)) || !to.fits(record.size())) return false;
-    if (is_head) move_times(record, -clock_());
+    if (is_head) {
+      host.awaited.sent(record);
+      move_times(record, -clock_());
+    }
     std::memcpy(to.begin(kind, number, host.incarnation, record.size()), record.data(), record.size());
     ++stats_.records_out;
     return true;

@@ -5,8 +5,15 @@
 
 #include "base/status.h"
 #include "link/machine_link.h"
+#include "messages/peer_records.h"
+#include "sync/ring_block.h"
 
 namespace pathways {
+namespace {
+
+constexpr uint32_t kMostPeerRecord = RingBlock::longest(kLinkRingBytes);
+
+}  // namespace
 
 void MachineLink::take(const FrameHeader& header, std::span<const std::byte> payload) {
   const bool is_head = end_ == End::kHead;
@@ -50,11 +57,17 @@ void MachineLink::take_to_controller(const FrameHeader& header, std::span<const 
     ++stats_.dropped;
     return;
   }
-  end_fetch(header.a, bytes);
-  if (record.kind != RecordKind::kFutureDone) {
-    keep(host->to, bytes);
-  } else if (!hub_.complete(bytes)) {
+  const bool is_done = record.kind == RecordKind::kFutureDone;
+  if (is_done && !is_completion(bytes)) {
     refuse("a completion of " + std::to_string(bytes.size()) + " bytes that is none");
+  }
+  const bool has_part = answers(header.a, *host, bytes);
+  if (!is_done) {
+    keep(host->to, bytes);
+  } else if (has_part) {
+    hub_.complete(bytes);
+  } else {  // LINK-2
+    ++stats_.dropped;
   }
 }
 
@@ -67,6 +80,9 @@ void MachineLink::take_peer(const FrameHeader& header, std::span<const std::byte
       ++stats_.dropped;
       return;
     }
+    // The other machine's link must not break by it (LINK-4).
+    if (std::string why = unsound_peer_record(payload.subspan(sizeof source)); !why.empty()) refuse(why);
+    if (payload.size() > kMostPeerRecord) refuse("a record of " + std::to_string(payload.size()) + " bytes to a host");
     relays_.push_back({way, header, {payload.begin(), payload.end()}});
   } else if (FarHost* host = host_of(header.a, header.b); host != nullptr && host->to_far.is_connected()) {
     keep(host->to_far, payload);
@@ -106,20 +122,22 @@ void MachineLink::take_data(const FrameHeader& header, std::span<const std::byte
   if (!is_taken) ++stats_.dropped;
 }
 
-/// By value: a host that has answered a fetch, or failed it, has no lease any more.
-void MachineLink::end_fetch(uint32_t host, std::span<const std::byte> bytes) {
+/// The host's part of a future is over, if it has one, and so is its lease of a fetch (by value). False: it has none.
+bool MachineLink::answers(uint32_t number, FarHost& host, std::span<const std::byte> bytes) {
   const auto header = read_record<RecordHeader>(bytes);
-  uint64_t token = 0;
-  if (header.kind == RecordKind::kFutureDone && bytes.size() >= sizeof(FutureDoneRecord)) {
-    token = read_record<FutureDoneRecord>(bytes).handle;
+  uint64_t future = 0;
+  if (header.kind == RecordKind::kFutureDone) {
+    future = read_record<FutureDoneRecord>(bytes).handle;
   } else if (header.kind == RecordKind::kFailed && bytes.size() >= sizeof(FailedRecord)) {
-    token = read_record<FailedRecord>(bytes).handle;
+    future = read_record<FailedRecord>(bytes).handle;
   }
-  const uint64_t number = token == 0 ? 0 : lent_.number_of(header.client, token, true);
-  LentBlocks::Lent* lent = lent_.find(number);
-  if (lent == nullptr || std::erase(lent->hosts, host) == 0) return;
-  hub_.return_lease(header.client, lent->offset, host);
-  lent_.end_if_over(number);
+  if (future == 0 || !host.awaited.take(header.client, Handle{future})) return false;
+  const uint64_t block = lent_.number_of(header.client, future, true);
+  if (LentBlocks::Lent* lent = lent_.find(block); lent != nullptr && std::erase(lent->hosts, number) != 0) {
+    hub_.return_lease(header.client, lent->offset, number);
+    lent_.end_if_over(block);
+  }
+  return true;
 }
 
 bool MachineLink::flush() {

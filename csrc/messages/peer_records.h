@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include "messages/records.h"
 
@@ -36,5 +38,14 @@ struct PeerRecord {
 };
 
 static_assert(sizeof(PeerHeader) == 8 && sizeof(PeerRecord) == 24);
+
+/// Bytes of a host's rings to and from its machine's link: no record between hosts of two machines is longer than half
+/// of it.
+inline constexpr uint32_t kLinkRingBytes = uint32_t{1} << 20;
+
+/// What is wrong with a record between hosts, without its PeerHeader, whatever it is about; empty: nothing.
+std::string unsound_peer_record(std::span<const std::byte> record);
+/// What a kind of record between hosts is called; nullptr: hosts do not send each other such a record.
+const char* name_of_peer_record(RecordKind kind);
 
 }  // namespace pathways

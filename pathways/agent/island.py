@@ -24,7 +24,6 @@ from pathways.process.pulses import Pulses
 from pathways.protocol import agent_pb2 as pb
 
 START_TIMEOUT_S = 60.0
-LINK_RING_BYTES = 1 << 20
 
 Report = Callable[[pb.AgentReport], None]
 
@@ -140,7 +139,11 @@ class IslandHosts:
         self._incarnation = config.incarnation
         self._segments = {
             host: self._native.host_segment(
-                host, options.hosts, options.host_ring_bytes, options.host_arena_bytes, link_ring_bytes=LINK_RING_BYTES
+                host,
+                options.hosts,
+                options.host_ring_bytes,
+                options.host_arena_bytes,
+                link_ring_bytes=self._native.LINK_RING_BYTES,
             )
             for host in self._here
         }

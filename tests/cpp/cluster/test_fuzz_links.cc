@@ -82,6 +82,7 @@ FUZZ(Links) {
     const uint64_t value = fuzz.draw();
     Handle future;
     (void)scene->futures().allocate(1, &future);
+    (void)Scene::try_put(end.orders, scene->command(CommandKind::kFetch, 0, future.raw, 0, 0, 0));
     (void)Scene::try_put(end.outgoing, joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient},
                                                                future.raw,
                                                                1,
@@ -91,7 +92,7 @@ FUZZ(Links) {
         end.outgoing,
         joined(FutureDoneRecord{
             {RecordKind::kFutureDone, 0, Head::kClient}, stamp - std::min<uint64_t>(stamp, fuzz.below(4)), 0, 0}));
-    (void)Scene::try_put(end.to_far, joined(PeerHeader{host / 2 == 0 ? 2u : 0u, 5}, value));
+    (void)Scene::try_put(end.to_far, joined(PeerHeader{host / 2 == 0 ? 2u : 0u, 5}) + peer_record(value, 8));
     if (fuzz.below(32) == 0) {
       (void)Scene::try_put(end.orders, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Head::kClient}}));
     }

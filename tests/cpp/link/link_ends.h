@@ -59,6 +59,17 @@ inline Bytes frame(FrameKind kind, uint32_t a, int32_t b, const Bytes& payload) 
   return bytes;
 }
 
+/// A record between hosts, without its PeerHeader.
+inline Bytes peer_record(uint64_t what, uint32_t bytes = 0) {
+  Bytes record = joined(PeerRecord{RecordKind::kReceiveReady, 0, 0, what, 0, bytes});
+  record.resize(record.size() + padded(bytes));
+  return record;
+}
+inline Bytes operator+(Bytes first, const Bytes& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
 /// What a link says of bytes that it refuses.
 inline std::string refusal(Link& link, const Bytes& bytes) {
   try {
@@ -189,6 +200,12 @@ struct Head {
     record.lease_at = at;
     record.lease_bytes = bytes;
     return joined(record);
+  }
+  /// The host is sent what it answers by completing its part of the future.
+  void ask(size_t machine, uint32_t host, Handle future) {
+    put((*this)[machine].hosts.at(host).orders, command(CommandKind::kFetch, 0, future.raw, 0, 0, 0));
+    (*this)[machine].transmit();
+    EXPECT_FALSE(next((*this)[machine].hosts.at(host).inbox).empty());
   }
   void transmit() {
     for (int i = 0; i < 3; ++i) {

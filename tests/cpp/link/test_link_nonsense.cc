@@ -1,7 +1,9 @@
 // What makes no sense breaks a link, by name, or counts as for nobody; nothing of it is applied.
 //
-//   LINK-4   Nonsense.IsRefusedByName, Nonsense.NothingOfACompletionIsApplied, Nonsense.ACorruptRing
-//   LINK-2   Nonsense.WhatIsForNobodyIsDropped, Nonsense.TheHeadWritesOnlyWhatItLent
+//   LINK-4   Nonsense.IsRefusedByName, Nonsense.NothingOfACompletionIsApplied, Nonsense.ACorruptRing,
+//            Nonsense.WhatIsRelayedIsCheckedBefore
+//   LINK-2   Nonsense.WhatIsForNobodyIsDropped, Nonsense.TheHeadWritesOnlyWhatItLent,
+//            Nonsense.AHostCompletesItsOwnPartOfAFutureOnce
 #include "link/link_ends.h"
 
 namespace pathways::test::test_link_nonsense {
@@ -163,13 +165,100 @@ TEST(Nonsense, TheHeadWritesOnlyWhatItLent) {
   EXPECT_FALSE(write(1, UINT64_MAX, 8));
   EXPECT_FALSE(write(1, 0, 8, Head::kClient + 1));
   for (const uint64_t block : {own, fetched, lent}) EXPECT_EQ(head.arena().at(block)[0], std::byte{1});
-  EXPECT_TRUE(complete(2));  // which has no part in it
+  EXPECT_FALSE(complete(2));  // which has no part in it
   EXPECT_EQ(head.arena().was_references(fetched), 2u);
   EXPECT_TRUE(write(1, 56, 8));
   EXPECT_EQ(head.arena().at(fetched)[63], std::byte{9});
   EXPECT_TRUE(complete(1));
   EXPECT_EQ(head.arena().was_references(fetched), 1u);
   EXPECT_FALSE(write(1, 0, 8));
+}
+
+TEST(Nonsense, AHostCompletesItsOwnPartOfAFutureOnce) {
+  Head head(2);
+  head[0].add_host(0, 5);
+  head[0].add_host(1, 5);
+  head[1].add_host(2, 5);
+  const auto complete = [&](uint32_t host, Handle future, uint32_t client = Head::kClient) {
+    Link& link = *head[host / 2].at_head;
+    const uint64_t before = link.stats().dropped;
+    const FutureDoneRecord done{{RecordKind::kFutureDone, 0, client}, future.raw, 0, 0};
+    EXPECT_EQ(refusal(link, frame(FrameKind::kToController, host, 5, joined(done))), "taken");
+    return link.stats().dropped == before;
+  };
+  const auto send = [&](uint32_t host, const Bytes& record) {
+    put(head[host / 2].hosts.at(host).orders, record);
+    head.transmit();
+    EXPECT_FALSE(next(head[host / 2].hosts.at(host).inbox).empty());
+  };
+  const auto command = [&](CommandKind kind, Handle handle, Handle token) {
+    return head.command(kind, handle.raw, token.raw, 0, 0, 0);
+  };
+  const Handle argument = head.future(), result = head.future(2), buffer = head.future(), token = head.future(),
+               saved = head.future(), restored = head.future();
+  const Handle hidden = Handle::make(Handle::kHidden | 1, 1);
+  const RunRecord run{{RecordKind::kRun, kRunWanted, Head::kClient}, 1, 2, 3, Head::kGroup, 1, 2};
+  send(0, joined(run, argument.raw, result.raw, hidden.raw, uint64_t{1}));
+  send(1, joined(run, argument.raw, result.raw, hidden.raw, uint64_t{1}));
+  send(0, command(CommandKind::kPut, buffer, {}));
+  send(0, command(CommandKind::kFetch, result, token));
+  send(0, command(CommandKind::kTask, result, saved));
+  send(0, command(CommandKind::kTask, restored, {}));
+  const Handle all[] = {argument, result, buffer, token, saved, restored, hidden};
+  for (const Handle each : all) {
+    EXPECT_FALSE(complete(2, each)) << "a host of another machine";
+    EXPECT_FALSE(complete(0, each, Head::kClient + 1)) << "another client";
+    EXPECT_FALSE(complete(0, Handle::make(each.index(), each.generation() + 1))) << "another buffer";
+    EXPECT_EQ(complete(1, each), each == result) << "of host 0 alone but for the result";
+  }
+  EXPECT_EQ(head.futures().poll(result), FutureState::kPending);
+  for (const Handle each : all) EXPECT_EQ(complete(0, each), each != argument && each != hidden);
+  for (const Handle each : all) EXPECT_FALSE(complete(0, each)) << "a second time";
+  for (const Handle each : {result, buffer, token, saved, restored}) {
+    EXPECT_EQ(head.futures().poll(each), FutureState::kReady);
+  }
+  EXPECT_EQ(head.futures().poll(argument), FutureState::kPending);
+  // Who is lost, or whose client is gone, has no part any more; nor has a successor.
+  const Handle late = head.future(), later = head.future();
+  send(0, command(CommandKind::kFetch, result, late));
+  send(1, command(CommandKind::kFetch, result, later));
+  head[0].remove_host(0);
+  head[0].add_host(0, 6);
+  EXPECT_EQ(refusal(*head[0].at_head, frame(FrameKind::kToController, 0, 6,
+                                            joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient},
+                                                                    late.raw, 0, 0}))),
+            "taken");
+  EXPECT_EQ(head.futures().poll(late), FutureState::kPending);
+  send(1, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Head::kClient}}));
+  EXPECT_FALSE(complete(1, later));
+}
+
+TEST(Nonsense, WhatIsRelayedIsCheckedBefore) {
+  const auto record = [](RecordKind kind, uint32_t bytes, size_t behind) {
+    Bytes all = joined(PeerHeader{0, 5}, PeerRecord{kind, 0, 0, 1, 0, bytes});
+    all.resize(all.size() + behind);
+    return all;
+  };
+  const auto ready = RecordKind::kReceiveReady;
+  const uint32_t long_bytes = kLinkRingBytes / 2;
+  const std::pair<Bytes, std::string> cases[] = {
+      {joined(PeerHeader{0, 5}), "a record is shorter than its header"},
+      {record(RecordKind::kRun, 0, 0), "a record is of kind 1, which hosts do not send"},
+      {record(ready, 8, 0), "a receive-ready record has 24 bytes, expected 32"},
+      {record(ready, UINT32_MAX, 8), "a receive-ready record has 32 bytes"},
+      {record(ready, long_bytes, long_bytes), "a record of 524320 bytes to a host"},
+  };
+  for (const auto& [bytes, text] : cases) {
+    Head head(2);
+    head[0].add_host(0, 5);
+    head[1].add_host(1, 5);
+    const std::string why = refusal(*head[0].at_head, frame(FrameKind::kPeer, 1, 5, bytes));
+    EXPECT_NE(why.find(text), std::string::npos) << why << ", expected " << text;
+    put(head[1].hosts.at(1).outgoing, joined(RecordHeader{RecordKind::kRunDone, 0, 0}));
+    head[1].transmit();
+    EXPECT_TRUE(next(head[1].hosts.at(1).from_far).empty());
+    EXPECT_FALSE(next(head[1].hosts.at(1).reports).empty()) << "the other machine's link goes on";
+  }
 }
 
 TEST(Nonsense, ACorruptRing) {

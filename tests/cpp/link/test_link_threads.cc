@@ -119,7 +119,8 @@ TEST(LinkThreads, EchoesAndLeases) {
         std::memset(block, static_cast<int>(command.handle % 256), kBytes);
       }
       EXPECT_TRUE(arena.return_lease(command.lease_at, 0));
-      const FutureDoneRecord done{{RecordKind::kFutureDone, 0, kClient}, command.token, 0, 0};
+      const uint64_t answer = command.token != 0 ? command.token : command.handle;
+      const FutureDoneRecord done{{RecordKind::kFutureDone, 0, kClient}, answer, 0, 0};
       outgoing.send(sizeof done, [&](std::byte* out) { std::memcpy(out, &done, sizeof done); });
       (void)outgoing.flush();
     }
@@ -149,16 +150,18 @@ TEST(LinkThreads, EchoesAndLeases) {
     if (run <= kRuns && open.size() < 16) {
       Open next{{}, run, 0, run % 2 == 0};
       ASSERT_EQ(futures.allocate(1, &next.token), Status::kOk);
+      if (!next.is_fetch) next.handle = next.token.raw;  // a put completes the future of its buffer
       // What is released comes back with its lease, which may lag behind: then the arena is full for a while.
       while (arena.allocate(kBytes, &next.offset) != Status::kOk) {
         (void)orders.flush();
         std::this_thread::sleep_for(1ms);
       }
       arena.lease_out(next.offset, 1, run);
-      if (!next.is_fetch) std::memset(arena.at(next.offset), static_cast<int>(run % 256), kBytes);
+      if (!next.is_fetch) std::memset(arena.at(next.offset), static_cast<int>(next.handle % 256), kBytes);
       const auto kind = next.is_fetch ? CommandKind::kFetch : CommandKind::kPut;
       CommandRecord record{
-          {RecordKind::kCommand, static_cast<uint16_t>(kind), kClient}, run, next.token.raw, kGroup, 0};
+          {RecordKind::kCommand, static_cast<uint16_t>(kind), kClient}, next.handle, 0, kGroup, 0};
+      if (next.is_fetch) record.token = next.token.raw;
       record.lease_stamp = run;
       record.lease_at = next.offset;
       record.lease_bytes = kBytes;
