@@ -32,7 +32,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       end_(status_, mailbox_, clients_),
       ledger_(options_.budgets, options_.devices, hosts_.count()),
       shares_(options_.policy, options_.clock),
-      grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
+      grants_(options_, hosts_, clients_, ledger_, shares_, stats_),
       composites_(ledger_, grants_.sequencer()),
       loops_(composites_, clients_, ledger_, shares_, grants_, hosts_, stats_),
       deadlines_(clients_, ledger_, grants_, loops_, stats_),

@@ -1,6 +1,6 @@
 /// How the cluster ends: failed or closed, with a text that every client reads.
 ///
-/// Controller::fail and close come here, and Grants when GANG-1 is broken.
+/// Controller::fail and close come here.
 ///
 /// Threading: any thread.
 #pragma once

@@ -14,12 +14,11 @@
 namespace pathways {
 
 Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger,
-               DeviceShares& shares, ClusterEnd& end, ControllerStats& stats)
+               DeviceShares& shares, ControllerStats& stats)
     : hosts_(hosts),
       clients_(clients),
       ledger_(ledger),
       shares_(shares),
-      end_(end),
       stats_(stats),
       clock_(options.clock),
       sequencer_(hosts.count(), options.window),
@@ -183,15 +182,25 @@ void Grants::keep(ClientState& client, std::span<const std::byte> command, std::
 void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
   const auto id = static_cast<EntryId>(record.tag);
   Entry& entry = sequencer_.entry(id);
+  const bool ganged = record.gangs != 0;
+  if (ganged && record.gangs != record.expected) {  // GANG-1: all gangs or none, and the same on all hosts
+    throw Error(Status::kInvalid, gangs_broken(h, entry) + std::to_string(record.gangs) + " of the " +
+                                      std::to_string(record.expected) + " gangs");
+  }
+  if (record.expected != 0 && entry.counted && entry.ganged != ganged) {
+    disagree(h, entry, (ganged ? "the gangs, another of its hosts none" : "no gangs, another of its hosts did"));
+  }
+  if (const uint64_t wrong = (entry.chosen ^ record.chosen) & entry.known & record.known; wrong != 0) {
+    const bool holds = (record.chosen & wrong & ~(wrong - 1)) != 0;
+    disagree(h, entry, std::string(holds ? "a branch" : "nothing of a branch") + " (predicate bit " +
+                           std::to_string(std::countr_zero(wrong)) + "), another of its hosts " +
+                           (holds ? "did not" : "did"));
+  }
   gangs_[h] += record.gangs;
-  if (record.expected != 0) {  // GANG-1: all gangs or none, and the same on all hosts
-    const bool ganged = record.gangs != 0;
-    const bool is_partial = ganged && record.gangs != record.expected;
-    if (is_partial || (entry.counted && entry.ganged != ganged)) gangs_broken(h, entry, record);
+  if (record.expected != 0) {
     entry.counted = true;
     entry.ganged = ganged;
   }
-  if (((entry.chosen ^ record.chosen) & entry.known & record.known) != 0) branches_broken(h, entry, record);
   entry.known |= record.known;
   entry.chosen |= record.chosen & record.known;
   const uint32_t client = entry.client;
@@ -214,26 +223,17 @@ void Grants::settle_times() {
   over_.clear();
 }
 
-/// Fails the cluster. Not on the hot path.
-void Grants::gangs_broken(uint32_t h, const Entry& entry, const RunDoneRecord& record) {
-  const bool ganged = record.gangs != 0;
-  if (ganged && record.gangs != record.expected) {
-    end_.fail("GANG-1 broken: host " + std::to_string(h) + " launched " + std::to_string(record.gangs) + " of the " +
-              std::to_string(record.expected) + " gangs of run " + std::to_string(entry.order) +
-              "; results can no longer be trusted");
-    return;
-  }
-  end_.fail("GANG-1 broken: host " + std::to_string(h) + " launched " + (ganged ? "the" : "no") + " gangs of run " +
-            std::to_string(entry.order) + ", another of its hosts " + (ganged ? "none" : "did") +
-            "; results can no longer be trusted");
+std::string Grants::gangs_broken(uint32_t h, const Entry& entry) {
+  return "GANG-1 broken in run " + std::to_string(entry.order) + ": host " + std::to_string(h) + " launched ";
 }
 
-void Grants::branches_broken(uint32_t h, const Entry& entry, const RunDoneRecord& record) {
-  const uint64_t wrong = (entry.chosen ^ record.chosen) & entry.known & record.known;
-  const bool holds = (record.chosen & wrong & ~(wrong - 1)) != 0;
-  end_.fail("GANG-1 broken: host " + std::to_string(h) + (holds ? " took" : " did not take") + " a branch of run " +
-            std::to_string(entry.order) + " (predicate bit " + std::to_string(std::countr_zero(wrong)) +
-            "), another of its hosts " + (holds ? "did not" : "did") + "; results can no longer be trusted");
+/// Nobody knows which host of the run is wrong, so none of them is read any more. Not on the hot path.
+void Grants::disagree(uint32_t h, const Entry& entry, const std::string& what) {
+  const std::string text = gangs_broken(h, entry) + what;
+  for (const uint32_t each : sequencer_.hosts_of(entry.group)) {
+    if (each != h && !hosts_.is_lost(each) && !hosts_.has_fault(each)) hosts_.fault(each, text);
+  }
+  throw Error(Status::kInvalid, text);
 }
 
 void Grants::retire(EntryId id, uint32_t of_client) {

@@ -6,8 +6,9 @@
 ///
 /// GANG-1        Grants checks it. Each host of a run reports whether the host launched all gangs of the run or none,
 ///               and all hosts must report the same; and what two hosts know of the branches that a run took must
-///               agree. Otherwise Grants fails the cluster, because the results can no longer be trusted. A granted run
-///               finishes on all its hosts: only a run that waits can be dropped, and it is dropped for all.
+///               agree. Otherwise the results can no longer be trusted, and one of its hosts is wrong: all hosts of the
+///               run have a fault (FAULT-1), and no other host. A granted run finishes on all its hosts: only a run
+///               that waits can be dropped, and it is dropped for all.
 /// COST-3        For each run, the controller sends one record to each host and takes one record from it, which has
 ///               only the handles of the host's own arguments and results.
 /// ERR-1, FUT-3  The hosts of a dropped run get, in the run's place, the failure of its results (`instead_`).
@@ -27,7 +28,6 @@
 #include <utility>
 #include <vector>
 
-#include "dispatch/cluster_end.h"
 #include "dispatch/controller_options.h"
 #include "dispatch/device_shares.h"
 #include "dispatch/device_times.h"
@@ -43,7 +43,7 @@ namespace pathways {
 class Grants {
  public:
   Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger,
-         DeviceShares& shares, ClusterEnd& end, ControllerStats& stats);
+         DeviceShares& shares, ControllerStats& stats);
 
   static constexpr GroupId kAllHosts = 0;  ///< the group of all hosts; it is always there
 
@@ -110,7 +110,8 @@ class Grants {
   /// Notifies each host that the client is gone, behind everything of the client that was granted to it.
   void announce_gone(uint32_t client);
 
-  // What hosts report; the records are valid.
+  // What hosts report; the records are valid. `run_done` throws Error(kInvalid), and nothing happens, when GANG-1 is
+  // broken.
   bool is_running_on(EntryId id, uint32_t host) const { return sequencer_.is_running_on(id, host); }
   void run_done(uint32_t host, const RunDoneRecord& record);
   /// All that one host has reported in this pass was passed to `run_done`: its time is divided among the runs.
@@ -148,14 +149,13 @@ class Grants {
   void drop_silently(std::vector<EntryId>& waiting);
   bool is_composite_run(EntryId id) const { return id < composite_of_.size() && composite_of_[id] != 0; }
   void retire(EntryId id, uint32_t client);
-  void gangs_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
-  void branches_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
+  static std::string gangs_broken(uint32_t host, const Entry& entry);
+  [[noreturn]] void disagree(uint32_t host, const Entry& entry, const std::string& what);
 
   HostRings& hosts_;
   Clients& clients_;
   MemoryLedger& ledger_;
   DeviceShares& shares_;
-  ClusterEnd& end_;
   ControllerStats& stats_;
   const Clock clock_;
   Sequencer sequencer_;

@@ -50,7 +50,7 @@ std::chrono::nanoseconds HostRings::next_look() const {
 }
 
 void HostRings::fault(uint32_t h, std::string what) {
-  if (!ends_hosts_with_faults_) throw;
+  if (!ends_hosts_with_faults_) throw Error(Status::kInvalid, what);
   hosts_[h].has_fault = true;
   const std::lock_guard lock(mutex_);
   faults_.push_back({h, std::move(what)});

@@ -42,7 +42,7 @@ class HostRings {
   bool is_lost(uint32_t host) const { return hosts_[host].is_lost; }
   /// Whether something of the host makes no sense: it is about to be lost.
   bool has_fault(uint32_t host) const { return hosts_[host].has_fault; }
-  /// Call it while an Error is handled, which it throws again unless somebody ends hosts with faults.
+  /// Nothing more of the host is read. Throws Error(kInvalid) unless somebody ends hosts with faults.
   void fault(uint32_t host, std::string what);
   struct Fault {
     uint32_t host;

@@ -1,5 +1,7 @@
-// FAULT-1, SPEAK-1: what a host says that makes no sense, or is not its to say.
+// FAULT-1, SPEAK-1, GANG-1: what a host says that makes no sense, or is not its to say.
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "controller/played.h"
 
@@ -68,6 +70,64 @@ TEST_F(Faults, LastWordsThatMakeNoSenseAreNoFaultOfTheSuccessor) {
   hosts[1]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
   (void)controller->lose_hosts({1}, "its machine is lost");
   EXPECT_TRUE(controller->take_faults().empty());
+}
+
+/// Three hosts: 0 and 1 have gangs, host 2 works alone.
+struct BrokenGangs : Cluster {
+  BrokenGangs() : Cluster(2, 3, {}, PolicyKind::kFifo, false, 250ms, false, test_clock, true) {
+    controller->add_group(3, {2});
+  }
+  std::vector<uint32_t> faults() {
+    pass();
+    std::vector<uint32_t> found;
+    for (const auto& each : controller->take_faults()) {
+      EXPECT_NE(each.what.find("GANG-1 broken in run"), std::string::npos) << each.what;
+      found.push_back(each.host);
+    }
+    std::ranges::sort(found);
+    return found;
+  }
+  /// Host 2's runs go on, and so does the cluster when the hosts with faults are lost.
+  void others_go_on(const std::vector<uint32_t>& lost) {
+    submit(3);
+    pass();
+    hosts[2]->done(hosts[2]->next_run());
+    pass();
+    (void)controller->lose_hosts(lost, "it made no sense");
+    pass();
+    EXPECT_TRUE(controller->is_idle());
+    EXPECT_TRUE(is_up());
+  }
+};
+
+TEST_F(BrokenGangs, SomeGangsAreThatHostsFault) {
+  submit(2);
+  pass();
+  hosts[0]->done(hosts[0]->next_run(), 1, 2);
+  EXPECT_EQ(faults(), std::vector{0u});
+  hosts[1]->done(hosts[1]->next_run(), 2, 2);
+  EXPECT_TRUE(faults().empty());
+  others_go_on({0});
+}
+
+TEST_F(BrokenGangs, WhenTwoDisagreeAllHostsOfTheRunHaveAFault) {
+  submit(2);
+  pass();
+  hosts[0]->done(hosts[0]->next_run(), 2, 2);
+  hosts[1]->done(hosts[1]->next_run(), 0, 2);
+  EXPECT_EQ(faults(), (std::vector{0u, 1u}));
+  others_go_on({0, 1});
+}
+
+TEST_F(BrokenGangs, SoItIsWithBranches) {
+  submit(2);
+  pass();
+  for (const uint32_t host : {1u, 0u}) {
+    const RunRecord run = hosts[host]->next_run();
+    hosts[host]->say(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, run.tag, 0, 0, host, 0, 0, 1, host});
+  }
+  EXPECT_EQ(faults(), (std::vector{0u, 1u}));
+  others_go_on({0, 1});
 }
 
 TEST_F(Faults, AHostFailsOnlyWhatItHasAPartIn) {
