@@ -192,9 +192,9 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
   }
   if (const uint64_t wrong = (entry.chosen ^ record.chosen) & entry.known & record.known; wrong != 0) {
     const bool holds = (record.chosen & wrong & ~(wrong - 1)) != 0;
-    disagree(h, entry, std::string(holds ? "a branch" : "nothing of a branch") + " (predicate bit " +
-                           std::to_string(std::countr_zero(wrong)) + "), another of its hosts " +
-                           (holds ? "did not" : "did"));
+    disagree(h, entry,
+             std::string(holds ? "a branch" : "nothing of a branch") + " (predicate bit " +
+                 std::to_string(std::countr_zero(wrong)) + "), another of its hosts " + (holds ? "did not" : "did"));
   }
   gangs_[h] += record.gangs;
   if (record.expected != 0) {

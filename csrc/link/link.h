@@ -159,7 +159,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::deque<Queued> queue_;
   uint64_t queued_bytes_ = 0;
   std::unordered_map<const Link*, uint64_t> relayed_bytes_;  ///< of queue_, by who has relayed them; none is 0
-  bool is_overrun_ = false;  ///< a frame was dropped, so this link is broken (LINK-4)
+  bool is_overrun_ = false;                                  ///< a frame was dropped, so this link is broken (LINK-4)
 };
 
 /// Takes all records of a ring that `send` takes; false from `send`: there is no room for the record now. Returns

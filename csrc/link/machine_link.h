@@ -58,8 +58,8 @@ class MachineLink final : public Link {
     int32_t incarnation;
     ByteRing::Consumer from, from_far;
     Outbox to, to_far;
-    DoorbellWord* bell;               ///< agent
-    AwaitedFutures awaited{};         ///< head
+    DoorbellWord* bell;        ///< agent
+    AwaitedFutures awaited{};  ///< head
   };
 
   // collect

@@ -224,9 +224,9 @@ TEST(Nonsense, AHostCompletesItsOwnPartOfAFutureOnce) {
   send(1, command(CommandKind::kFetch, result, later));
   head[0].remove_host(0);
   head[0].add_host(0, 6);
-  EXPECT_EQ(refusal(*head[0].at_head, frame(FrameKind::kToController, 0, 6,
-                                            joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient},
-                                                                    late.raw, 0, 0}))),
+  EXPECT_EQ(refusal(*head[0].at_head,
+                    frame(FrameKind::kToController, 0, 6,
+                          joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient}, late.raw, 0, 0}))),
             "taken");
   EXPECT_EQ(head.futures().poll(late), FutureState::kPending);
   send(1, joined(ClientGoneRecord{{RecordKind::kClientGone, 0, Head::kClient}}));

@@ -159,8 +159,7 @@ TEST(LinkThreads, EchoesAndLeases) {
       arena.lease_out(next.offset, 1, run);
       if (!next.is_fetch) std::memset(arena.at(next.offset), static_cast<int>(next.handle % 256), kBytes);
       const auto kind = next.is_fetch ? CommandKind::kFetch : CommandKind::kPut;
-      CommandRecord record{
-          {RecordKind::kCommand, static_cast<uint16_t>(kind), kClient}, next.handle, 0, kGroup, 0};
+      CommandRecord record{{RecordKind::kCommand, static_cast<uint16_t>(kind), kClient}, next.handle, 0, kGroup, 0};
       if (next.is_fetch) record.token = next.token.raw;
       record.lease_stamp = run;
       record.lease_at = next.offset;

@@ -1,15 +1,28 @@
 """FAULT-1, SPEAK-1: records of a machine's served host that make no sense end that machine's part in the cluster, and
-nothing else. A real agent with a real host says what the test makes up; an innocent client works on another machine."""
+nothing else. A real agent with a real host says what the test makes up; an innocent client works on another machine.
+
+Map from label to test:
+    FAULT-1  test_one_record_ends_its_machine_alone, test_random_records, test_changed_records_of_real_runs
+    GANG-1   test_a_wrong_count_of_gangs
+    SPEAK-1  test_a_host_fails_no_values_of_others
+    LINK-2   test_a_host_completes_no_values_of_others
+    LINK-4   test_what_one_machine_says_to_another
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import pathlib
 import random
+import select
 import struct
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -22,13 +35,17 @@ import pathways as pw
 pytestmark = pytest.mark.slow
 
 FRAMES = pathlib.Path(__file__).parent / "frames_of_an_agent"
-TO_CONTROLLER = 2  # FrameKind::kToController
+TO_CONTROLLER, PEER = 2, 3  # FrameKind
+RUN_DONE = 5  # RecordKind
 X = np.arange(8, dtype=np.float32)
 
+SEED = int(os.environ.get("PATHWAYS_SEED", random.randrange(1 << 32)))
+SECONDS = float(os.environ.get("PATHWAYS_FUZZ_EACH", 8))
 
-def frame(host: int, incarnation: int, record: bytes) -> bytes:
-    """A record of a host to the controller, as its link carries it."""
-    return struct.pack("<IHHIi", len(record), TO_CONTROLLER, 0, host, incarnation) + record + bytes(-len(record) % 8)
+
+def frame(host: int, incarnation: int, record: bytes, kind: int = TO_CONTROLLER) -> bytes:
+    """A record of a host to the controller, as its link carries it; or to a host."""
+    return struct.pack("<IHHIi", len(record), kind, 0, host, incarnation) + record + bytes(-len(record) % 8)
 
 
 class Scene:
@@ -49,10 +66,37 @@ class Scene:
 
     def say(self, record: bytes, incarnations: range = range(64)) -> None:
         """As the host of m1, in whatever incarnation it is."""
+        self.send(b"".join(frame(self.host, number, record) for number in incarnations))
+
+    def send(self, frames: bytes) -> None:
+        """Over the link of m1."""
         temporary = self._frames.with_suffix(".new")
-        temporary.write_bytes(b"".join(frame(self.host, number, record) for number in incarnations))
+        temporary.write_bytes(frames)
         temporary.rename(self._frames)
         eventually(lambda: not self._frames.exists(), "the agent has sent it")
+
+    def change(self, **what: object) -> None:
+        """Has m1 change frames of its own: see frames_of_an_agent."""
+        pathlib.Path(f"{self._frames}.new").write_text(json.dumps({"seed": 0, "count": 1, **what}))
+        os.rename(f"{self._frames}.new", f"{self._frames}.change")
+        eventually(lambda: not os.path.exists(f"{self._frames}.change"), "the agent knows it")
+
+    def changed(self) -> int:
+        """How many frames it has changed."""
+        with contextlib.suppress(FileNotFoundError):
+            return pathlib.Path(f"{self._frames}.changed").read_text().count("\n")
+        return 0
+
+    def send_of_all_handles(self, record: Callable[[int, int], bytes]) -> None:
+        """A record for each handle that a client may have."""
+        for generation, first in itertools.product(range(1, 4), range(0, 1 << 10, 64)):
+            records = [record(client, generation << 32 | n) for n in range(first, first + 64) for client in (1, 2)]
+            self.send(b"".join(frame(self.host, number, each) for number in (0, 1) for each in records))
+
+    def everybody_else(self) -> dict[str, int]:
+        """The processes that nothing may end."""
+        stats = self.cluster.stats()
+        return {"controller": stats["controller"]["pid"], "m0": stats["hosts"][self.island]["pid"]}
 
     def check(self) -> None:
         """The innocent client's values."""
@@ -107,32 +151,75 @@ def test_a_host_fails_no_values_of_others(scene: Scene) -> None:
     want = np.asarray(slow(np.int32(20000), x))
     text = b"HostLostError: forged by another machine"
     pending = slow(np.int32(20000), x)
-    for generation in range(1, 4):
-        for first in range(0, 1 << 10, 256):
-            handles = range(first, first + 256)
-            records = [
-                struct.pack("<HHIQII", 6, 0, client, generation << 32 | handle, len(text), 0) + text
-                for handle in handles
-                for client in (1, 2)
-            ]
-            scene.say(records[0])
-            for each in range(0, len(records), 128):
-                scene._frames.with_suffix(".new").write_bytes(
-                    b"".join(
-                        frame(scene.host, number, record) for number in (0, 1) for record in records[each : each + 128]
-                    )
-                )
-                scene._frames.with_suffix(".new").rename(scene._frames)
-                eventually(lambda: not scene._frames.exists(), "the agent has sent it")
+    scene.send_of_all_handles(lambda client, handle: struct.pack("<HHIQII", 6, 0, client, handle, len(text), 0) + text)
     np.testing.assert_array_equal(np.asarray(pending), want)
     assert not [text for text in scene.log().splitlines() if "forged" in text]
 
 
+def test_a_host_completes_no_values_of_others(scene: Scene) -> None:
+    """It says of each handle that a client may have that it is done, with a value of its own."""
+    where = pw.make_virtual_device_set(scene.cluster).add_slice(devices=1, island=scene.island)
+    slow = pw.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda _, v: jax.numpy.sin(v) + 1, x).sum(), devices=where)
+    x = np.ones(1 << 14, np.float32)
+    want = np.asarray(slow(np.int32(20000), x))
+    for _ in range(20):
+        np.asarray(slow(np.int32(1), x))  # it learns that the value is read each time
+    value = struct.pack("<IIf", 0, 4, 666.0) + bytes(4)
+    began = time.monotonic()
+    np.asarray(slow(np.int32(20000), x))
+    pending = slow(np.int32(int(20000 * 8 / (time.monotonic() - began))), x)
+    scene.send_of_all_handles(lambda client, handle: struct.pack("<HHIQII", 17, 0, client, handle, 1, 0) + value)
+    assert not pending.is_ready(), "the slow call must be slower"
+    assert np.asarray(pending) != 666
+    np.testing.assert_array_equal(np.asarray(slow(np.int32(20000), x)), want)
+    assert scene.served()
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        (struct.pack("<HHIQII", 7, 0, 0, 1, 0, 600_000) + bytes(600_000), "a record of 600032 bytes to a host"),
+        (struct.pack("<HHIQII", 7, 0, 0, 1, 0, 64), "a receive-ready record has 24 bytes"),
+        (struct.pack("<HHIQII", 1, 0, 0, 1, 0, 0), "a record is of kind 1"),
+    ],
+    ids=["long", "short", "kind"],
+)
+def test_what_one_machine_says_to_another(scene: Scene, record: bytes, what: str) -> None:
+    """It is checked before it goes on: the link that brings it breaks, and no other."""
+    others = scene.everybody_else()
+    numbers = range(3)  # incarnations
+    scene.send(
+        b"".join(
+            frame(scene.island, there, struct.pack("<Ii", scene.host, here) + record, PEER)
+            for here in numbers
+            for there in numbers
+        )
+    )
+    eventually(lambda: what in scene.log(), "the machine's link is broken")
+    scene.check()
+    eventually(scene.served, "its agent has dialled again")
+    assert scene.everybody_else() == others
+    assert "the agent m0 of" not in scene.log()
+
+
+def test_a_wrong_count_of_gangs(scene: Scene) -> None:
+    """GANG-1: the machine that says so is evicted, and nobody else."""
+    others = scene.everybody_else()
+    there = pw.make_virtual_device_set(scene.cluster).add_slice(devices=1, island=scene.host)
+    call = pw.jit(lambda x: x + 1, devices=there)
+    np.testing.assert_array_equal(np.asarray(call(X)), X + 1)
+    scene.change(kind=RUN_DONE, at=16, bytes=struct.pack("<II", 1, 2).hex())
+    call(X)
+    eventually(lambda: f"host {scene.host} launched 1 of the 2 gangs" in scene.log(), "the machine is evicted")
+    scene.check()
+    eventually(scene.served, "its agent has dialled again")
+    assert scene.everybody_else() == others
+
+
 def test_random_records(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     """For a while; the seed is printed, PATHWAYS_SEED repeats it. PATHWAYS_FUZZ_EACH: for so many seconds."""
-    seed = int(os.environ.get("PATHWAYS_SEED", random.randrange(1 << 32)))
-    draw = random.Random(seed)
-    until = time.monotonic() + float(os.environ.get("PATHWAYS_FUZZ_EACH", 8))
+    draw = random.Random(SEED)
+    until = time.monotonic() + SECONDS
     said = 0
 
     def word() -> int:
@@ -148,5 +235,47 @@ def test_random_records(scene: Scene, capsys: pytest.CaptureFixture[str]) -> Non
         said += 1
     losses = scene.log().count("the agent m1 ")
     with capsys.disabled():
-        print(f"\nPATHWAYS_SEED={seed}: {said} records, {scene.checked} values right, {losses} lines of losses")
+        print(f"\nPATHWAYS_SEED={SEED}: {said} records, {scene.checked} values right, {losses} lines of losses")
     assert said > 1
+
+
+def test_changed_records_of_real_runs(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """m1 changes what its host says in real runs: of their ends, values, transfers, decisions and exchanges."""
+    others = scene.everybody_else()
+    rounds = counts = 0
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        with subprocess.Popen(
+            [
+                sys.executable,
+                str(FRAMES.parent / "real_runs.py"),
+                scene.machines.address,
+                str(scene.island),
+                str(scene.host),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as client:
+            assert client.stdout is not None
+            while select.select([client.stdout], [], [], 10)[0] and client.stdout.readline():
+                rounds += 1
+                if time.monotonic() > until:
+                    break
+                scene.change(seed=SEED + rounds, count=1 + rounds % 3)
+                scene.check()
+                if not scene.served():
+                    eventually(scene.served, "both machines are there again", 120)
+            client.kill()
+        scene.check()
+        counts += 1
+    scene.change(count=0)
+    eventually(scene.served, "both machines are there again", 120)
+    losses = scene.log().count("the agent m1 ")
+    with capsys.disabled():
+        print(
+            f"\nPATHWAYS_SEED={SEED}: {scene.changed()} changed records in {rounds} rounds of {counts} clients, "
+            f"{scene.checked} values right, {losses} lines of losses"
+        )
+    assert scene.everybody_else() == others
+    assert "the agent m0 of" not in scene.log()
+    assert scene.changed() > 1

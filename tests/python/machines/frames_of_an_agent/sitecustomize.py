@@ -1,30 +1,120 @@
-"""Makes a real agent send frames of a test's own: test_machine_records.py puts this folder on its PYTHONPATH."""
+"""Makes a real agent send what a test says: test_machine_records.py puts this folder on its PYTHONPATH.
+
+The file PATHWAYS_TEST_FRAMES has frames that the agent sends beside its own. <file>.change has a seed, and how many of
+its own frames, of real runs, it changes before it sends them; or what it writes where in the next record of a kind.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
+import random
+import struct
 import sys
 import threading
 import time
+from typing import Any
 
 PATH = os.environ.get("PATHWAYS_TEST_FRAMES", "")
+HEAD = struct.Struct("<IHHIi")  # FrameHeader: bytes, kind, reserved, a, b
+RECORD_AT = {2: 0, 3: 8}  # where its record begins, in frames of hosts to the controller and to hosts elsewhere
+DATA = 5
+
+
+class Changes:
+    """Changes frames on their way out."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random()
+        self.left = 0
+        self.wanted: dict[str, Any] | None = None
+
+    def look(self) -> None:
+        """Reads what to change from now on."""
+        if os.path.exists(PATH + ".change"):
+            with open(PATH + ".change") as file:
+                wanted = json.load(file)
+            os.unlink(PATH + ".change")
+            self.draw.seed(wanted["seed"])
+            self.left, self.wanted = wanted["count"], wanted if "kind" in wanted else None
+
+    def frames(self, data: bytes) -> bytes:
+        """The frames, some of them changed."""
+        made, at = [], 0
+        while at < len(data):
+            size, kind, _, a, b = HEAD.unpack_from(data, at)
+            end = at + HEAD.size + -(-size // 8) * 8
+            payload = bytearray(data[at + HEAD.size : at + HEAD.size + size])
+            at = end
+            changed = self.changed(kind, payload) if self.left > 0 else [payload]
+            made += [HEAD.pack(len(each), kind, 0, a, b) + each + bytes(-len(each) % 8) for each in changed]
+        return b"".join(made)
+
+    def changed(self, kind: int, payload: bytearray) -> list[bytearray]:
+        """What goes out instead of a frame."""
+        start = RECORD_AT.get(kind)
+        if self.wanted is not None:
+            if start is None or struct.unpack_from("<H", payload, start)[0] != self.wanted["kind"]:
+                return [payload]
+            new = bytes.fromhex(self.wanted["bytes"])
+            payload[start + self.wanted["at"] : start + self.wanted["at"] + len(new)] = new
+            return self.count([payload])
+        if (start is None and kind != DATA) or self.draw.random() < 0.5:
+            return [payload]
+        draw = self.draw
+        place = draw.randrange(0, max(1, min(len(payload), 128) - 7), 4)
+        old = int.from_bytes(payload[place : place + 8], "little")
+        match draw.randrange(5):
+            case 0:
+                payload[place] ^= 1 << draw.randrange(8)
+            case 1:
+                new = draw.choice((0, 1, 2, old + 1, old - 1, old ^ 1 << 32, draw.getrandbits(6), draw.getrandbits(64)))
+                payload[place : place + 8] = (new % (1 << 64)).to_bytes(8, "little")
+            case 2:
+                return self.count([payload, bytearray(payload)])
+            case 3:
+                del payload[place : place + 8]
+            case _:
+                payload[place:place] = draw.randbytes(8)
+        return self.count([payload])
+
+    def count(self, frames: list[bytearray]) -> list[bytearray]:
+        """One more is changed."""
+        self.left -= 1
+        with open(PATH + ".changed", "ab") as file:
+            file.write(b"".join(bytes(each[:64]).hex().encode() + b"\n" for each in frames))
+        return frames
 
 
 def send_what_comes() -> None:
     """Sends the content of each file that comes, over the agent's link, and removes it."""
+    changes, last = Changes(), None
     while True:
         time.sleep(0.005)
         links = sys.modules.get("pathways.transport.links")
-        if links is None or not os.path.exists(PATH):
+        if links is None or not hasattr(links, "Link"):
+            continue
+        changes.look()
+        if last is not None and not last.is_over and not os.path.exists(PATH):
             continue
         found = [each for each in gc.get_objects() if type(each) is links.Link and not each.is_over]
-        if found:
+        if not found:
+            continue
+        if found[0] is not last:
+            last = found[0]
+            connection = last.sending
+
+            def send(data: Any, stays: bool = False, plain: Any = connection.send) -> bool:
+                return bool(plain(memoryview(changes.frames(bytes(data))), False))
+
+            connection.send = send
+        if os.path.exists(PATH):
             with open(PATH, "rb") as file:
                 frames = file.read()
             os.unlink(PATH)
-            with found[0].sending.lock:
-                found[0].sending.send(frames)
+            with last.sending.lock:
+                last.sending.send(frames)
 
 
 if PATH and "pathways.agent.main" in sys.orig_argv:
