@@ -2,7 +2,8 @@
 
 What is drained is a machine, an island or a host. A machine leaves the cluster when nothing lies on it any more. The
 hosts of an island, or a single host, stay: they take no slices until somebody lets them again (`undrain`), also when
-they have been started again meanwhile.
+they have been started again meanwhile. Several may drain the same hosts at a time: what one of them has drained stays
+so when another one gives up.
 """
 
 from __future__ import annotations
@@ -56,22 +57,24 @@ class Draining:
         self._requests = requests
         self._clients = clients
         self._moves = moves
+        self._trying: dict[int, int] = {}  # by host that is not drained yet: how many drain it now
 
     async def drain(self, request: pb.DrainRequest) -> int:
         """Drains what the request names, and returns the number of its island.
 
         Raises:
             ConnectError: there is no such machine, island or host.
-            SliceError: slices still lie there after the time; nothing is drained. The message names them, their
-                clients, and why they have not moved.
+            SliceError: slices still lie there after the time, and the message names them, their clients, and why they
+                have not moved; or somebody has let slices lie there meanwhile. This call drains nothing then.
             OptionError: the timeout is no number of seconds.
         """
         if not 0 <= request.timeout_s < math.inf:  # NaN, too
             raise errors.OptionError(f"drain expects timeout= seconds, 0 or more, got {request.timeout_s:g}")
         target = self._target(request)
         resources = self._cluster.resources
-        closed = set(target.hosts) - resources.drained
-        resources.set_drained(closed, True)
+        for host in set(target.hosts) - (resources.drained - self._trying.keys()):
+            self._trying[host] = self._trying.get(host, 0) + 1
+        resources.set_drained(target.hosts, True)
         try:
             deadline = asyncio.get_running_loop().time() + request.timeout_s
             left = await self._move_all(target.hosts, deadline)
@@ -81,9 +84,17 @@ class Draining:
                     "them (cluster.remap) or close their clients, and drain again; force loses what lies there"
                 )
             await self._wait_idle(target, deadline, request.force)
+            if not resources.drained.issuperset(target.hosts):
+                raise errors.SliceError(f"somebody has let slices lie on {target.name} again meanwhile; drain again")
         except BaseException:
-            resources.set_drained(closed, False)
+            for host in self._trying.keys() & set(target.hosts):
+                self._trying[host] -= 1
+                if self._trying[host] == 0:
+                    del self._trying[host]
+                    resources.set_drained([host], False)
             raise
+        for host in target.hosts:
+            self._trying.pop(host, None)
         if target.machine is not None:
             await self._let_go(target.machine)
             resources.set_drained(target.hosts, False)  # whoever takes the place next is another machine

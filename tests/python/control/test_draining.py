@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import subprocess
@@ -293,6 +294,71 @@ def test_a_host_that_still_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert drain(None, force=True) == 0
     host.is_lost = True
     assert drain(None) == 0, "a lost host does nothing"
+
+
+@pytest.mark.parametrize("what", [{"island": 0}, {"host": 1}])
+def test_two_drains_at_once(monkeypatch: pytest.MonkeyPatch, what: dict[str, int]) -> None:
+    """What one of them has drained stays so when the other one gives up; what nobody has drained opens again."""
+    monkeypatch.setattr(draining, "IDLE_S", 0.2)
+    topology = Topology.grid(2, 2, 1)
+    ready = asyncio.Event()
+    ready.set()
+    hosts = [types.SimpleNamespace(ready=ready, is_lost=False) for _ in range(4)]
+    resources = ResourceManager(topology)
+    parts = {"topology": topology, "resources": resources, "hosts": hosts, "agents": None}
+    double: Any = types.SimpleNamespace(**parts, unless_ended=lambda future: future)
+    busy = pb.HostCounts(live_runs=1)
+    answers: dict[str, pb.HostCounts] = {}
+    whose = contextvars.ContextVar[str]("whose")
+
+    class Requests:
+        async def counts(self, host: Any) -> pb.HostCounts:
+            return answers[whose.get()]
+
+    requests: Any = Requests()
+    moves: Any = None
+    drainer = draining.Draining(double, {}, requests, moves)
+    own = {0, 1} if "island" in what else {1}
+
+    async def drain(name: str, end_s: float, **which: int) -> int | str:
+        whose.set(name)
+        answers[name] = busy
+        try:
+            return await drainer.drain(pb.DrainRequest(**which, timeout_s=end_s))
+        except pw.errors.SliceError as error:
+            return str(error)
+
+    async def play(*ends: str) -> list[int | str]:
+        first, second = (
+            asyncio.ensure_future(drain(name, 0.2 + n, **which))
+            for n, (name, which) in enumerate((("first", {"island": 0}), ("second", what)))
+        )
+        await asyncio.sleep(0.05)
+        assert resources.drained == {0, 1}
+        for name in ends:
+            answers[name] = pb.HostCounts()
+        return [await first, await second]
+
+    said = asyncio.run(play("second"))
+    assert "still works" in str(said[0]) and said[1] == 0
+    assert resources.drained == own
+    resources.set_drained(own, False)
+    said = asyncio.run(play("first"))
+    assert said[0] == 0 and "still works" in str(said[1])
+    assert resources.drained == {0, 1}
+    resources.set_drained([0, 1], False)
+    assert all("still works" in str(each) for each in asyncio.run(play()))
+    assert resources.drained == set()
+
+    async def undrained() -> int | str:
+        draining_it = asyncio.ensure_future(drain("first", 5, island=0))
+        await asyncio.sleep(0.05)
+        drainer.undrain(pb.DrainRequest(island=0))
+        answers["first"] = pb.HostCounts()
+        return await draining_it
+
+    assert "somebody has let slices lie on island 0 again" in str(asyncio.run(undrained()))
+    assert resources.drained == set()
 
 
 def test_what_makes_no_sense(cluster: pw.Cluster) -> None:
