@@ -67,9 +67,9 @@ def test_a_chain_a_gang_and_the_other_island(lossy: Any, add: Callable[[int], An
 
     gang = pw.jit(with_sum, devices=here, in_shardings=P("x"), out_shardings=P("x"))
     alone = pw.jit(lambda x: x + 1, devices=there, in_shardings=P("x"), out_shardings=P("x"))
-    # Seconds, so that what is submitted behind it is pending when the host goes.
+    # Minutes, so that what is submitted behind it is pending when the host goes, which ends it.
     slow = pw.jit(
-        lambda x: jax.lax.fori_loop(0, 1_000_000, lambda _, v: jnp.sin(v), x), devices=here, in_shardings=P("x")
+        lambda x: jax.lax.fori_loop(0, 100_000_000, lambda _, v: jnp.sin(v), x), devices=here, in_shardings=P("x")
     )
     slow.lower(ones(here)).compile()
     x, y = gang(ones(here)), alone(ones(there))
@@ -223,8 +223,9 @@ def test_what_a_lost_host_was_lent_comes_back(lossy: Any, add: Callable[[int], A
 def test_a_branch_that_waits_for_its_scalar(lossy: Any, add: Callable[[int], Any], host: int) -> None:
     """The host that decides goes, or one of the gang that waits: the run fails on both islands, the rest goes on."""
     here, there = add(0), add(1)
+    steps = 3_000_000 if host == 0 else 300_000_000  # seconds; or minutes that end with the host
     slow = pw.jit(
-        lambda x: jax.lax.fori_loop(0, 3_000_000, lambda _, v: jnp.sin(v), x).sum(), devices=there, in_shardings=P("x")
+        lambda x: jax.lax.fori_loop(0, steps, lambda _, v: jnp.sin(v), x).sum(), devices=there, in_shardings=P("x")
     )
     total = pw.jit(lambda x: x + x.sum(), devices=here, in_shardings=P("x"), out_shardings=P("x"), name="total")
     twice = pw.jit(lambda x: x * 2, devices=here, in_shardings=P("x"), out_shardings=P("x"), name="twice")
@@ -233,7 +234,7 @@ def test_a_branch_that_waits_for_its_scalar(lossy: Any, add: Callable[[int], Any
     program.lower(x, y).compile()
     np.testing.assert_array_equal(np.asarray(twice(x)), np.full((2, 64), 2))
     np.testing.assert_array_equal(np.asarray(total(x)), np.full((2, 64), 129))
-    waiting = [program(x, y) for _ in range(2)]  # seconds
+    waiting = [program(x, y) for _ in range(2)]
     time.sleep(0.1)
     pid = kill(lossy, host)
     for result in waiting:
