@@ -98,13 +98,16 @@ def receive(connection: socket.socket, timeout_s: float | None = None) -> tuple[
             numbers = array.array("i")
             numbers.frombytes(data[: len(data) - len(data) % size])
             fds.extend(numbers)
-    if not packet:
-        raise Closed("the other end is closed")
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    try:
+        if not packet:
+            raise Closed("the other end is closed")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("a message on the descriptor socket was cut short")
+        return json.loads(packet), fds
+    except BaseException:
         for fd in fds:
             os.close(fd)
-        raise ValueError("a message on the descriptor socket was cut short")
-    return json.loads(packet), fds
+        raise
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -254,6 +255,24 @@ def test_a_last_message_is_read_after_its_sender_died() -> None:
     with pytest.raises(fd_passing.Closed):
         fd_passing.send(ours, {"kind": "late"})
     ours.close()
+
+
+def test_a_message_that_makes_no_sense_leaves_no_descriptors() -> None:
+    ours, theirs = fd_passing.pair()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for packet in (b"{", b"\xff"):
+        socket.send_fds(theirs, [packet], [0, 1])
+        with pytest.raises(ValueError):
+            fd_passing.receive(ours, 1.0)
+    socket.send_fds(theirs, [b"x" * fd_passing.MAX_MESSAGE_BYTES * 2], [0])
+    with pytest.raises(ValueError, match="cut short"):
+        fd_passing.receive(ours, 1.0)
+    socket.send_fds(theirs, [b""], [0])
+    with pytest.raises(fd_passing.Closed):
+        fd_passing.receive(ours, 1.0)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    ours.close()
+    theirs.close()
 
 
 # -- processes -----------------------------------------------------------------------------------------------------
