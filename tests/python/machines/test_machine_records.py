@@ -32,8 +32,6 @@ from machines import MachineCluster
 
 import pathways as pw
 
-pytestmark = pytest.mark.slow
-
 FRAMES = pathlib.Path(__file__).parent / "frames_of_an_agent"
 TO_CONTROLLER, PEER = 2, 3  # FrameKind
 RUN_DONE = 5  # RecordKind
@@ -41,6 +39,8 @@ X = np.arange(8, dtype=np.float32)
 
 SEED = int(os.environ.get("PATHWAYS_SEED", random.randrange(1 << 32)))
 SECONDS = float(os.environ.get("PATHWAYS_FUZZ_EACH", 8))
+
+pytestmark = [pytest.mark.slow, pytest.mark.watchdog(240 + 2 * SECONDS)]
 
 
 def frame(host: int, incarnation: int, record: bytes, kind: int = TO_CONTROLLER) -> bytes:
