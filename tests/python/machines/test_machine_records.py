@@ -3,6 +3,7 @@ nothing else. A real agent with a real host says what the test makes up; an inno
 
 Map from label to test:
     FAULT-1  test_one_record_ends_its_machine_alone, test_random_records, test_changed_records_of_real_runs
+    TRUST-1  test_changed_records_of_a_far_client
     GANG-1   test_a_wrong_count_of_gangs
     SPEAK-1  test_a_host_fails_no_values_of_others
     LINK-2   test_a_host_completes_no_values_of_others
@@ -31,6 +32,7 @@ from control_clusters import eventually
 from machines import MachineCluster
 
 import pathways as pw
+from pathways.trust import Role
 
 FRAMES = pathlib.Path(__file__).parent / "frames_of_an_agent"
 TO_CONTROLLER, PEER = 2, 3  # FrameKind
@@ -52,7 +54,7 @@ class Scene:
     """Machine m0 with an innocent client, and machine m1, whose agent says what it is told."""
 
     def __init__(self, machines: MachineCluster, cluster: pw.Cluster, frames: pathlib.Path) -> None:
-        self.machines, self.cluster, self._frames = machines, cluster, frames
+        self.machines, self.cluster, self.frames = machines, cluster, frames
         islands = {machine["name"]: machine["island"] for machine in cluster.stats()["machines"]}
         self.host = islands["m1"]
         here = pw.make_virtual_device_set(cluster).add_slice(devices=1, island=islands["m0"])
@@ -70,21 +72,21 @@ class Scene:
 
     def send(self, frames: bytes) -> None:
         """Over the link of m1."""
-        temporary = self._frames.with_suffix(".new")
+        temporary = self.frames.with_suffix(".new")
         temporary.write_bytes(frames)
-        temporary.rename(self._frames)
-        eventually(lambda: not self._frames.exists(), "the agent has sent it")
+        temporary.rename(self.frames)
+        eventually(lambda: not self.frames.exists(), "the agent has sent it")
 
     def change(self, **what: object) -> None:
         """Has m1 change frames of its own: see frames_of_an_agent."""
-        pathlib.Path(f"{self._frames}.new").write_text(json.dumps({"seed": 0, "count": 1, **what}))
-        os.rename(f"{self._frames}.new", f"{self._frames}.change")
-        eventually(lambda: not os.path.exists(f"{self._frames}.change"), "the agent knows it")
+        pathlib.Path(f"{self.frames}.new").write_text(json.dumps({"seed": 0, "count": 1, **what}))
+        os.rename(f"{self.frames}.new", f"{self.frames}.change")
+        # (An agent that dials again takes it later.)
 
     def changed(self) -> int:
         """How many frames it has changed."""
         with contextlib.suppress(FileNotFoundError):
-            return pathlib.Path(f"{self._frames}.changed").read_text().count("\n")
+            return pathlib.Path(f"{self.frames}.changed").read_text().count("\n")
         return 0
 
     def send_of_all_handles(self, record: Callable[[int, int], bytes]) -> None:
@@ -239,27 +241,21 @@ def test_random_records(scene: Scene, capsys: pytest.CaptureFixture[str]) -> Non
     assert said > 1
 
 
-def test_changed_records_of_real_runs(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
-    """m1 changes what its host says in real runs: of their ends, values, transfers, decisions and exchanges."""
-    others = scene.everybody_else()
-    rounds = counts = 0
+def play(scene: Scene, address: str, environment: dict[str, str], ends_with_errors: bool) -> str:
+    """A client with real runs, some of whose frames, or of m1's, are changed. Returns counts."""
+    arguments = [sys.executable, str(FRAMES.parent / "real_runs.py"), address, str(scene.island), str(scene.host)]
+    rounds = clients = done = 0
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
+        clients += 1
         with subprocess.Popen(
-            [
-                sys.executable,
-                str(FRAMES.parent / "real_runs.py"),
-                scene.machines.address,
-                str(scene.island),
-                str(scene.host),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
+            arguments, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as client:
             assert client.stdout is not None
-            while select.select([client.stdout], [], [], 10)[0] and client.stdout.readline():
-                rounds += 1
-                if time.monotonic() > until:
+            while time.monotonic() < until and select.select([client.stdout], [], [], 10 if rounds else 60)[0]:
+                line = client.stdout.readline()
+                rounds, done = rounds + 1, done + (line == "done\n")
+                if not line or (ends_with_errors and line != "done\n"):
                     break
                 scene.change(seed=SEED + rounds, count=1 + rounds % 3)
                 scene.check()
@@ -267,15 +263,34 @@ def test_changed_records_of_real_runs(scene: Scene, capsys: pytest.CaptureFixtur
                     eventually(scene.served, "both machines are there again", 120)
             client.kill()
         scene.check()
-        counts += 1
-    scene.change(count=0)
     eventually(scene.served, "both machines are there again", 120)
-    losses = scene.log().count("the agent m1 ")
+    return (
+        f"\nPATHWAYS_SEED={SEED}: {scene.changed()} changed frames in {rounds} rounds of {clients} clients, {done} of "
+        f"them without an error; {scene.checked} values right, {scene.log().count('the agent m1 of')} losses of m1"
+    )
+
+
+def test_changed_records_of_real_runs(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """m1 changes what its host says in real runs: of their ends, values, transfers, decisions and exchanges."""
+    others = scene.everybody_else()
+    counts = play(scene, scene.machines.address, {}, False)
     with capsys.disabled():
-        print(
-            f"\nPATHWAYS_SEED={SEED}: {scene.changed()} changed records in {rounds} rounds of {counts} clients, "
-            f"{scene.checked} values right, {losses} lines of losses"
-        )
+        print(counts)
     assert scene.everybody_else() == others
     assert "the agent m0 of" not in scene.log()
+    assert scene.changed() > 1
+
+
+def test_changed_records_of_a_far_client(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """A client on another machine changes what it says: runs, commands, blocks and their bytes, cancels."""
+    hosts = [host["pid"] for host in scene.cluster.stats()["hosts"]]
+    scene.frames = scene.frames.with_suffix(".client")
+    with scene.machines.way_in(Role.CLIENT):
+        way_in = {name: os.environ[name] for name in ("PATHWAYS_TOKEN", "XDG_STATE_HOME")}
+    path = os.pathsep.join([str(FRAMES), os.environ.get("PYTHONPATH", "")])
+    environment = {**way_in, "PATHWAYS_TEST_FRAMES": str(scene.frames), "PYTHONPATH": path}
+    counts = play(scene, scene.machines.port, environment, True)
+    with capsys.disabled():
+        print(counts)
+    assert [host["pid"] for host in scene.cluster.stats()["hosts"]] == hosts
     assert scene.changed() > 1

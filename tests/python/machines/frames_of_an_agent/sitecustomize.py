@@ -1,4 +1,5 @@
-"""Makes a real agent send what a test says: test_machine_records.py puts this folder on its PYTHONPATH.
+"""Makes a real agent, or the process beside a far client, send what a test says. test_machine_records.py puts this
+folder on its PYTHONPATH.
 
 The file PATHWAYS_TEST_FRAMES has frames that the agent sends beside its own. <file>.change has a seed, and how many of
 its own frames, of real runs, it changes before it sends them; or what it writes where in the next record of a kind.
@@ -18,8 +19,8 @@ from typing import Any
 
 PATH = os.environ.get("PATHWAYS_TEST_FRAMES", "")
 HEAD = struct.Struct("<IHHIi")  # FrameHeader: bytes, kind, reserved, a, b
-RECORD_AT = {2: 0, 3: 8}  # where its record begins, in frames of hosts to the controller and to hosts elsewhere
-DATA = 5
+RECORD_AT = {2: 0, 3: 8, 9: 0}  # where its record begins, in frames of hosts to the controller, to hosts; of clients
+BLOCK, DATA = 4, 5
 
 
 class Changes:
@@ -60,7 +61,7 @@ class Changes:
             new = bytes.fromhex(self.wanted["bytes"])
             payload[start + self.wanted["at"] : start + self.wanted["at"] + len(new)] = new
             return self.count([payload])
-        if (start is None and kind != DATA) or self.draw.random() < 0.5:
+        if (start is None and kind not in (BLOCK, DATA)) or self.draw.random() < 0.5:
             return [payload]
         draw = self.draw
         place = draw.randrange(0, max(1, min(len(payload), 128) - 7), 4)
@@ -117,5 +118,5 @@ def send_what_comes() -> None:
                 last.sending.send(frames)
 
 
-if PATH and "pathways.agent.main" in sys.orig_argv:
+if PATH and not {"pathways.agent.main", "pathways.agent.client_end"}.isdisjoint(sys.orig_argv):
     threading.Thread(target=send_what_comes, daemon=True).start()
