@@ -18,7 +18,7 @@ constexpr uint32_t kSelf = 0;  // the only client of this link
 }  // namespace
 
 ClientLinkAtClient::ClientLinkAtClient(Segment client, Segment bell, StatusBlock* status, Clock clock)
-    : Link(clock, /*is_head=*/false),
+    : Link(clock),
       client_(std::move(client)),
       bell_segment_(std::move(bell)),
       view_(client_),

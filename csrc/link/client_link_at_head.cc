@@ -19,7 +19,7 @@ constexpr size_t kMostUnnamed = 16;  // the other end names a block before it se
 }  // namespace
 
 ClientLinkAtHead::ClientLinkAtHead(LinkHub& hub, Segment twin, Segment bell, Segment status, Clock clock)
-    : Link(clock, /*is_head=*/true),
+    : Link(clock),
       hub_(hub),
       blocks_(std::move(twin), kMostUnnamed),
       bell_segment_(std::move(bell)),

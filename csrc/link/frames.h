@@ -14,8 +14,8 @@
 ///   kData             both              client, 0            DataFrame, and bytes of a block
 ///   kBlockOver        head -> client    0, 0                 a word: the number of a block; nothing more comes
 ///   kKept             head -> client    0, 0                 KeptFrame: what the head keeps of the client's blocks
-///   kPing             head -> other     0, 0                 a word: the sender's clock; once per second
-///   kPong             other -> head     0, 0                 PongFrame: that word, and the answerer's clock
+///   kPing             both ways         0, 0                 a word: the sender's clock; once per second
+///   kPong             both ways         0, 0                 PongFrame: that word, and the answerer's clock
 ///   kFromClient       client -> head    ClientRing, 0        a record of the client to the controller
 ///   kToClient         head -> client    0, 0                 a record of the controller to the client
 ///   kFutureDone       head -> client    0, 0                 FutureDoneRecord: a host has done its part of a future

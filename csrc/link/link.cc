@@ -17,7 +17,7 @@ constexpr uint64_t kLongestTripNs = 60'000'000'000;  ///< that can be: who is si
 
 }  // namespace
 
-Link::Link(Clock clock, bool is_head) : clock_(clock), is_head_(is_head) { heard_at_ns_ = clock_(); }
+Link::Link(Clock clock) : clock_(clock) { heard_at_ns_ = clock_(); }
 
 void Link::refuse(const std::string& why) { throw Error(Status::kInvalid, "a link brought " + why); }
 
@@ -30,7 +30,7 @@ size_t Link::collect(std::span<std::byte> out) {
   if (has_overflow_) has_overflow_ = flush();
   FrameWriter to(out);
   const int64_t now = clock_();
-  if (is_head_ && now >= next_ping_ns_ && to.fits(sizeof now)) {
+  if (now >= next_ping_ns_ && to.fits(sizeof now)) {
     std::memcpy(to.begin(FrameKind::kPing, 0, 0, sizeof now), &now, sizeof now);
     next_ping_ns_ = now + kPingNs;
   }

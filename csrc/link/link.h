@@ -73,16 +73,16 @@ class Link : public std::enable_shared_from_this<Link> {
 
   struct Stats {
     uint64_t bytes_out = 0, bytes_in = 0, records_out = 0, records_in = 0, dropped = 0;
-    int64_t round_trip_ns = 0;   ///< of the last ping, at the head; 0: none yet
+    int64_t round_trip_ns = 0;   ///< of the last ping; 0: none yet
     int64_t heard_ns = 0;        ///< how long ago something was delivered
     int64_t clock_ahead_ns = 0;  ///< how far the other end's clock is ahead, within half a round trip; 0: not known yet
   };
   Stats stats();
 
  protected:
-  /// `clock`: this machine's (monotonic_ns). `is_head`: this end sends pings. The other end's answers tell the head
-  /// that it lives, and the pings tell it the same of the head.
-  Link(Clock clock, bool is_head);
+  /// `clock`: this machine's (monotonic_ns). Both ends send pings: an answer alone would come too late from an end whose
+  /// own pings wait behind a block on a slow network.
+  explicit Link(Clock clock);
 
   struct Block {  ///< a block of memory that is being sent
     uint32_t client;
@@ -129,7 +129,6 @@ class Link : public std::enable_shared_from_this<Link> {
   }
 
   const Clock clock_;
-  const bool is_head_;
   std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: nobody is to be woken
   uint32_t slot_ = 0;
   std::mutex mutex_;

@@ -17,7 +17,7 @@ std::shared_ptr<MachineLink> MachineLink::open(LinkHub& hub, End end, Clock cloc
   return link;
 }
 
-MachineLink::MachineLink(LinkHub& hub, End end, Clock clock) : Link(clock, end == End::kHead), hub_(hub), end_(end) {}
+MachineLink::MachineLink(LinkHub& hub, End end, Clock clock) : Link(clock), hub_(hub), end_(end) {}
 
 void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView& block, ControllerBlock* controller,
                            std::shared_ptr<const void> keep) {

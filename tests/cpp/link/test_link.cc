@@ -323,18 +323,13 @@ TEST(Link, RoundTripsAreMeasured) {
   }
 }
 
-TEST(Link, OnlyTheHeadAsks) {
+TEST(Link, BothEndsAsk) {
   Head head(1);
   head[0].transmit();
-  for (int second = 0; second < 5; ++second) {
+  for (int second = 0; second < 5; ++second) {  // neither end hears of the other: all may be behind a block
     pass_time(1'000'000'000);
-    EXPECT_EQ(head[0].here->collect(head[0].buffer), 0U);  // nobody has asked
-    const auto asked = head[0].here->stats().bytes_in, answered = head[0].at_head->stats().bytes_in;
-    head[0].transmit();
-    EXPECT_GT(head[0].here->stats().bytes_in, asked);
-    EXPECT_GT(head[0].at_head->stats().bytes_in, answered);
-    EXPECT_LT(head[0].here->stats().heard_ns, 100'000'000);
-    EXPECT_LT(head[0].at_head->stats().heard_ns, 100'000'000);
+    EXPECT_NE(head[0].here->collect(head[0].buffer), 0U);
+    EXPECT_NE(head[0].at_head->collect(head[0].buffer), 0U);
   }
 }
 

@@ -85,13 +85,12 @@ def _frame(kind: int, a: int, b: int, payload: bytes) -> bytes:
 
 def test_ends_hear_of_each_other(ends: tuple[End, End]) -> None:
     head, agent = ends
-    _wait_for(lambda: head.link.stats()["round_trip_ns"] > 0)
+    _wait_for(lambda: all(end.link.stats()["round_trip_ns"] > 0 for end in ends))
     for end in ends:
         stats = end.link.stats()
         assert stats["bytes_in"] > 0 and stats["bytes_out"] > 0
         assert 0 <= stats["heard_ns"] < _DEADLINE_S * 1e9
         assert stats["dropped"] == stats["records_in"] == stats["records_out"] == 0
-    assert agent.link.stats()["round_trip_ns"] == 0  # the head asks, and the agent answers
     head.carried.close()
     assert head.broken.reasons == []  # it was closed here; the other end hears of it
     assert agent.broken.happened.wait(_DEADLINE_S)
