@@ -14,7 +14,6 @@ Owned by the event loop's thread; the `serve_` methods are called by threads of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import secrets
@@ -32,6 +31,7 @@ from pathways.plan.topology import Topology
 from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.run_directory import authority_folder
 from pathways.protocol import control_pb2 as pb_control
+from pathways.transport.callers import end
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels
@@ -118,14 +118,14 @@ class Agents:
                 if not own:
                     del self._tunnels_of[identity.name]
 
-        def end() -> None:
+        def over() -> None:
             forget()
             self._let_go(connection)
 
         with self._lock:
             self._tunnels_of.setdefault(identity.name, set()).add(connection)
         try:
-            self._tunnels.add_to(self._control_path, connection, end)
+            self._tunnels.add_to(self._control_path, connection, over)
         except OSError:  # nobody listens any more: the cluster ends
             forget()
             raise
@@ -134,9 +134,7 @@ class Agents:
         """Of a machine that is lost, which may not be there to end them."""
         with self._lock:
             for connection in self._tunnels_of.get(name, ()):
-                with contextlib.suppress(OSError):
-                    # (`SSLSocket.shutdown` would take the TLS state away that the loop uses.)
-                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+                end(connection)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 

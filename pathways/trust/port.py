@@ -5,8 +5,8 @@ its thread also waits where a token is counted on disk, and where the controller
 purpose's handler has the connection. Any thread may call the methods.
 
 CERT-1 (role): a handler runs only for a peer whose certificate has a role that the purpose is for.
-CERT-4 (bounded): before that, a peer has 5 s, 64 KiB, and one of 1,024 places. After that, one peer has so many
-connections at most.
+CERT-4 (bounded): before that, a peer has 5 s, 64 KiB, and one of 1,024 places. After that, one peer has a bounded
+number of connections.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ Admission = Callable[[Identity, dict[str, Any]], Mapping[str, Any]]
 
 _FIRST_LINE_S = 5.0
 _LINGER_S = 1.0
-_MOST_OF_ONE = 64  # connections of one client or operator
-_MOST_OF_A_MACHINE = 256  # each of its hosts has one
+_MOST_OF_ONE = 256  # connections of one peer, if there are descriptors
 _TLS_HANDSHAKE = 0x16  # the first byte of a TLS connection
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"CONN", b"PRI ")
 
@@ -104,11 +103,6 @@ class Port:
             )
 
     @property
-    def is_encrypted(self) -> bool:
-        """False with --insecure-plaintext."""
-        return self._credentials is not None
-
-    @property
     def refused(self) -> int:
         """How many connections were refused."""
         return self._refusals.count
@@ -131,9 +125,8 @@ class Port:
         """Takes connections, from now on. The purposes should be there by then."""
         with self._lock:
             if self._callers is None and not self._is_closed:
-                self._callers = Callers(
-                    "pathways-port", self._listener, self._serve, self._no_place, self._first_line_s
-                )
+                refused = functools.partial(self._refusals.add, "%s is refused: %s")
+                self._callers = Callers("pathways-port", self._listener, self._serve, refused, self._first_line_s)
         return self
 
     def peers(self) -> list[tuple[Identity, str]]:
@@ -167,9 +160,6 @@ class Port:
         self.close()
 
     # One caller: by the callers' thread.
-
-    def _no_place(self, peer: str, why: str) -> None:
-        self._refusals.add("%s is refused: %s", peer, why)
 
     def _serve(self, caller: Caller) -> Steps[None]:
         line = b""
@@ -212,9 +202,7 @@ class Port:
         if self._credentials is None:
             identity = self._identity_by_token(hello, token, caller.peer)
         if identity is None:
-            raise errors.PermissionDeniedError(
-                "no certificate was shown: join with a token first (`pathways token`)"
-            )
+            raise errors.PermissionDeniedError("no certificate was shown: join with a token first (`pathways token`)")
         yield from self._hand_over(caller, identity, hello)
         return True
 
@@ -254,8 +242,7 @@ class Port:
     def _add(self, sock: socket.socket, identity: Identity, purpose: str) -> None:
         """Counts a connection of a peer, which has a bounded number of them."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        share = (_MOST_OF_A_MACHINE, 4) if identity.role is Role.HOST else (_MOST_OF_ONE, 16)
-        most = min(share[0], descriptors // share[1])
+        most = min(_MOST_OF_ONE, descriptors // (4 if identity.role is Role.HOST else 16))  # each host has one
         with self._lock:
             if self._is_closed:
                 raise ConnectionResetError
