@@ -86,7 +86,7 @@ class IslandHosts:
         link: Any,
         processes: HostProcesses,
         report: Report,
-        ports: Sequence[int],
+        ports: Sequence[str],
         credentials: str,
     ) -> None:
         """Starts nothing yet.

@@ -390,7 +390,7 @@ class _HostStream:
             self._open.clear()
             self.queued_bytes = 0
         if lost and not self._stopped:
-            print(f"a stream to {self._address} broke: {why}", file=sys.stderr, flush=True)
+            print(f"a stream to {self._address.partition('#')[0]} broke: {why}", file=sys.stderr, flush=True)
         for outgoing in lost:
             self._fail(outgoing, why)
 

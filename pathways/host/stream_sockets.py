@@ -6,6 +6,9 @@ receiver knows which two belong together.
 
 Sockets and not gRPC: gRPC copies every message twice more at each end, and hands it through three of its threads.
 
+Where streams are not encrypted, the first connection also brings a secret, which stands behind the address as
+`ADDRESS#SECRET`. The controller draws it, and gives it to the hosts that it introduces to each other.
+
 A frame is a head of 16 bytes, which begins with the length, and then the bytes. With this head a message begins at a
 multiple of 16, as its chunks want it (csrc/bulk/network_transfer.cc).
 
@@ -15,6 +18,7 @@ that come are introduced by the listener's own thread (`pathways/transport/calle
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
 import ssl
@@ -30,7 +34,7 @@ from pathways.trust.address import Address
 from pathways.trust.credentials import Credentials
 from pathways.trust.identity import Identity, Role, identity_of, server_name
 
-_HELLO = struct.Struct("<8s16sB")  # what it is, the stream's number, which of its connections
+_HELLO = struct.Struct("<8s16sB32s")  # what it is, the stream's number, which of its connections, the secret
 _MAGIC = b"pwstream"
 _ANSWERS, _MESSAGES = 0, 1
 _FRAME = struct.Struct("<QQ")  # bytes that follow; 0
@@ -67,7 +71,7 @@ def connect(address: str, own: Credentials | None) -> tuple[socket.socket, socke
     """Opens a stream to the host that listens at an address: the connection that answers, and that of the messages.
 
     Args:
-        address: as the host was told to listen.
+        address: as the host was told to listen, with the secret.
         own: what this end shows; None: streams are not encrypted.
 
     Raises:
@@ -97,6 +101,7 @@ def _hear_verdict(answers: socket.socket) -> None:
 
 
 def _open(address: str, own: Credentials | None, number: bytes, which: int) -> socket.socket:
+    address, _, secret = address.partition("#")
     path = _unix_path(address)
     if path is None:
         there = Address.parse(address)
@@ -110,7 +115,7 @@ def _open(address: str, own: Credentials | None, number: bytes, which: int) -> s
         _watch(connection)
         if own is not None:
             connection = own.client_context().wrap_socket(connection, server_hostname=server_name(Role.HOST))
-        connection.sendall(_HELLO.pack(_MAGIC, number, which))
+        connection.sendall(_HELLO.pack(_MAGIC, number, which, secret.encode()))
     except BaseException:
         connection.close()
         raise
@@ -124,7 +129,7 @@ class StreamListener:
         """Listens.
 
         Args:
-            address: `unix:PATH`, or `HOST:PORT`.
+            address: `unix:PATH`, or `HOST:PORT`; with the secret behind it, if callers are to know one.
             credentials: the file of the machine's credentials; empty: streams are not encrypted.
             serve: called with who sends (None: streams are not encrypted), the connection for answers, and that of
                 the messages, which are its from then on.
@@ -134,6 +139,8 @@ class StreamListener:
         """
         self._credentials = credentials
         self._serve = serve
+        address, _, secret = address.partition("#")
+        self._secret = secret.encode().ljust(32, b"\0")
         self._answers: dict[bytes, socket.socket] = {}  # by the numbers of streams that have no messages yet
         path = _unix_path(address)
         if path is None:
@@ -179,12 +186,15 @@ class StreamListener:
         hello = b""
         while len(hello) < _HELLO.size:
             hello += yield from received(connection, _HELLO.size - len(hello))
-        magic, number, which = _HELLO.unpack(hello)
+        magic, number, which, secret = _HELLO.unpack(hello)
         if magic != _MAGIC or which not in (_ANSWERS, _MESSAGES):
             raise ConnectionError("what called is no host's stream")
-        identity = _identity(connection)
+        identity, why = _identity(connection), ""
         if identity is not None and identity.role is not Role.HOST:  # CERT-1
             why = f"only hosts send transfers, and {identity} is none"
+        elif not hmac.compare_digest(secret, self._secret):
+            why = "only hosts that the controller has introduced send transfers"
+        if why:
             yield from sent(connection, _VERDICT.pack(len(why.encode())) + why.encode())
             raise errors.PermissionDeniedError(why)
         if which == _MESSAGES:

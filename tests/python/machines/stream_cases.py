@@ -56,9 +56,9 @@ def framed(message: bytes) -> bytes:
     return struct.pack("<QQ", len(message), 0) + message
 
 
-def hello(number: bytes, which: int) -> bytes:
+def hello(number: bytes, which: int, secret: bytes = bytes(32)) -> bytes:
     """How one of a stream's two connections begins."""
-    return b"pwstream" + number + bytes([which])
+    return b"pwstream" + number + bytes([which]) + secret
 
 
 def say(where: str, own: Credentials | None, sent: Sequence[bytes], timeout_s: float = 20.0) -> list[str]:

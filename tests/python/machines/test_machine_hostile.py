@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 from chunks import chunk
@@ -34,6 +35,7 @@ from machines import MachineCluster
 from stream_cases import StreamRefusedError, framed, say
 from trust_cases import read_all
 
+import pathways as pw
 from pathways import errors
 from pathways.cluster.agent_launcher import AgentHandle
 from pathways.cluster.launcher import Listening, start_local_cluster
@@ -399,6 +401,21 @@ def send(where: str, own: Credentials, sender: int) -> Any:
         return say(where, own, [framed(piece)])
     except (StreamRefusedError, errors.PermissionDeniedError) as error:
         return f"refused: {error}"
+
+
+def test_without_encryption_only_introduced_hosts_send_transfers() -> None:
+    """Who can only connect forges nothing; the hosts' own transfers go on."""
+    with MachineCluster(2, 1, 1, insecure_plaintext=True) as machines, machines.connect() as client:
+        devices = pw.make_virtual_device_set(client)
+        one, two = (devices.add_slice(devices=1, island=island) for island in (0, 1))
+        double, add = pw.jit(lambda x: x * 2, devices=one), pw.jit(lambda x: x + 1, devices=two)
+        x = np.arange(64, dtype=np.uint32)
+        assert (np.asarray(add(double(x))) == x * 2 + 1).all()
+        process = psutil.Process(client.stats()["hosts"][1]["pid"])
+        (port,) = {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+        with pytest.raises(errors.PermissionDeniedError, match="only hosts that the controller has introduced"):
+            say(f"127.0.0.1:{port}", None, [framed(chunk(1 << 40, 1, 0, b"12345678"))])
+        assert (np.asarray(add(double(x + 1))) == x * 2 + 3).all()
 
 
 def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:

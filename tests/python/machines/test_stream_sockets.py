@@ -28,11 +28,11 @@ from pathways.trust import Authority, Credentials, Identity, Role, server_name
 class Listener:
     """A listener at a TCP port that echoes each message as the answer, and keeps what went wrong."""
 
-    def __init__(self, credentials: str) -> None:
+    def __init__(self, credentials: str, secret: str = "") -> None:
         self.senders: list[str | None] = []
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
             self.address = f"127.0.0.1:{reserved.getsockname()[1]}"
-            self._listener = StreamListener(self.address, credentials, self._serve)
+            self._listener = StreamListener(self.address + secret, credentials, self._serve)
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
 
     def _serve(self, *stream: Any) -> None:
@@ -128,6 +128,17 @@ def test_only_hosts_of_the_cluster_come_in(files: dict[str, str], role: str, cap
             stream.close()
         assert listener.ends.get(timeout=30) is None
     assert "a stream is refused: " in capfd.readouterr().err
+
+
+def test_without_encryption_a_secret_says_that_the_controller_has_introduced_a_host() -> None:
+    listener = Listener("", f"#{'5' * 32}")
+    with contextlib.closing(listener):
+        for wrong in ("", "#", f"#{'6' * 32}", f"#{'5' * 31}"):
+            with pytest.raises(errors.PermissionDeniedError, match="only hosts that the controller has introduced"):
+                connect(listener.address + wrong, None)
+        for stream in connect(f"{listener.address}#{'5' * 32}", None):
+            stream.close()
+        assert listener.ends.get(timeout=30) is None
 
 
 def test_a_host_calls_only_hosts(files: dict[str, str]) -> None:
