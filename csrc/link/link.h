@@ -80,8 +80,8 @@ class Link : public std::enable_shared_from_this<Link> {
   Stats stats();
 
  protected:
-  /// `clock`: this machine's (monotonic_ns). Both ends send pings: an answer alone would come too late from an end whose
-  /// own pings wait behind a block on a slow network.
+  /// `clock`: this machine's (monotonic_ns). Both ends send pings: an answer alone would come too late from an end
+  /// whose own pings wait behind a block on a slow network.
   explicit Link(Clock clock);
 
   struct Block {  ///< a block of memory that is being sent
