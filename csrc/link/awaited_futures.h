@@ -1,7 +1,7 @@
 /// AwaitedFutures: in which futures of clients one host of another machine has a part that is not over.
 ///
-/// The head knows it from what the host is sent: the results of runs, what is put, the tokens of fetches and tasks. So a
-/// host completes its own part of a future, once, and no other host's (LINK-2).
+/// The head knows it from what the host is sent: the results of runs, what is put, the tokens of fetches and tasks. So
+/// a host completes its own part of a future, once, and no other host's (LINK-2).
 ///
 /// Memory: an entry until the host answers, the client is gone, or the client's handle is used again.
 /// Threading: one thread at a time (a link's lock).
