@@ -29,6 +29,7 @@ class HandleTable {
     uint32_t generation = 0;    ///< 0: this index has no entry
     GroupId group = 0;          ///< hosts that hold a part of the buffer, or that answer the fetch
     uint32_t block = kNoBlock;  ///< the memory that the buffer takes: see Admission
+    uint32_t newest = 0;        ///< generation that a record has named at this index
   };
 
   /// `capacity`: how many futures the client can have.
@@ -43,7 +44,7 @@ class HandleTable {
     const uint32_t index = handle.index();
     if (!can_name(handle)) return nullptr;
     if (index >= entries_.size()) entries_.resize(std::max<size_t>(size_t{index} + 1, entries_.size() * 2));
-    entries_[index] = {handle.generation(), group, kNoBlock};
+    entries_[index] = {handle.generation(), group, kNoBlock, std::max(entries_[index].newest, handle.generation())};
     return &entries_[index];
   }
 
@@ -61,12 +62,19 @@ class HandleTable {
     return entry.generation != 0 && entry.generation == handle.generation() ? &entry : nullptr;
   }
 
+  /// Whether the handle was named, and its client names it no more.
+  bool is_over(Handle handle) const {
+    if (handle.index() >= entries_.size()) return false;
+    const Entry& entry = entries_[handle.index()];
+    return handle.generation() <= entry.newest && handle.generation() != entry.generation;
+  }
+
   /// Whether the handle's index has an entry with a block, whatever the generation.
   bool has_block_at(Handle handle) const {
     return handle.index() < entries_.size() && entries_[handle.index()].block != kNoBlock;
   }
 
-  void forget(Entry& entry) { entry = Entry{}; }
+  void forget(Entry& entry) { entry = {0, 0, kNoBlock, entry.newest}; }
 
   /// Calls f(Handle, Entry&) for each live handle.
   template <typename F>

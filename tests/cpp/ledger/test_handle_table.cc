@@ -24,6 +24,19 @@ TEST(HandleTable, FindsOnlyTheGenerationThatLives) {
   EXPECT_EQ(handles.find(Handle::make(3, 2)), nullptr);
 }
 
+TEST(HandleTable, KnowsWhatIsOver) {
+  HandleTable handles(8);
+  EXPECT_FALSE(handles.is_over(Handle::make(3, 1))) << "its client may name it next";
+  handles.announce(Handle::make(3, 1), 7);
+  EXPECT_FALSE(handles.is_over(Handle::make(3, 1)));
+  handles.announce(Handle::make(3, 4), 7);
+  EXPECT_TRUE(handles.is_over(Handle::make(3, 1)));
+  handles.forget(*handles.find(Handle::make(3, 4)));
+  EXPECT_TRUE(handles.is_over(Handle::make(3, 4)));
+  EXPECT_FALSE(handles.is_over(Handle::make(3, 5)));
+  EXPECT_FALSE(handles.is_over(Handle::make(7, 1)));
+}
+
 TEST(HandleTable, RefusesWhatTheClientCannotHave) {
   HandleTable handles(8);
   EXPECT_EQ(handles.announce(Handle::make(8, 1), 0), nullptr);

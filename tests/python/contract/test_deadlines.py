@@ -55,6 +55,23 @@ def test_what_is_late_fails_at_once_and_the_rest_goes_on(add: Any, quiet: Callab
     quiet(back_to=before)
 
 
+def test_reads_that_a_deadline_ends_keep_no_memory(add: Any, quiet: Callable[[], Any]) -> None:
+    """The client leaves a read, and uses its token's place again, before the hosts answer it (SPEAK-1, LINK-3)."""
+    f = pw.jit(lambda x: jnp.tanh(x @ x), devices=add(1), name="f")
+    endless, short = (pw.program(lambda x, n=n: jax.lax.fori_loop(0, n, lambda _, y: f(y), x)) for n in (10**7, 20))
+    x = np.full((64, 64), 0.01, np.float32)  # too large to come with its completion
+    np.asarray(short(x))
+    pw.cancel(endless(x))  # from here on it is compiled
+    before = quiet()["kept"]
+    for _ in range(6):
+        late, behind = endless.with_timeout(0.05)(x), short(x)
+        with pytest.raises(pw.errors.DeadlineExceededError):
+            np.asarray(late)
+        np.asarray(behind)
+    del late, behind
+    quiet(back_to=before)
+
+
 def test_a_read_back_under_way_fails_too(add: Any) -> None:
     f = pw.jit(slow, devices=add(1), name="slow")
     jax.block_until_ready(f(VALUE))
