@@ -24,6 +24,7 @@ from typing import Any
 #: Seconds between two looks for connections that are silent or late.
 LOOK_S = 0.5
 BUFFER_BYTES = 1 << 20
+_AT_ONCE = 64  # connections that a listener takes in one turn
 #: What is wrong when a process, or the machine, has no room for one more connection now.
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -181,20 +182,21 @@ class Listener(Served):
         return 0 if self._waits else select.EPOLLIN
 
     def turn(self, events: int) -> None:
-        """Takes a connection."""
-        try:
-            connection, name = self.sock.accept()
-        except OSError as fault:
-            if fault.errno in EXHAUSTED:
-                print(f"no connection can be taken: {fault.strerror}", file=sys.stderr, flush=True)
-                self._wait(True)
-            return
-        try:
-            connection.setblocking(True)
-            self._on_connection(connection, name)
-        except Exception:  # of one caller; the others come in
-            traceback.print_exc()
-            connection.close()
+        """Takes connections: several, because those that are there may keep the loop busy for all of a turn."""
+        for _ in range(_AT_ONCE):
+            try:
+                connection, name = self.sock.accept()
+            except OSError as fault:
+                if fault.errno in EXHAUSTED:
+                    print(f"no connection can be taken: {fault.strerror}", file=sys.stderr, flush=True)
+                    self._wait(True)
+                return
+            try:
+                connection.setblocking(True)
+                self._on_connection(connection, name)
+            except Exception:  # of one caller; the others come in
+                traceback.print_exc()
+                connection.close()
 
     def look(self, now: float) -> None:
         """Tries again whether there are descriptors."""

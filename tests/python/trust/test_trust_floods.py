@@ -17,6 +17,7 @@ from trust_cases import HELLO, Controller, at_once, lines, read_all, read_exactl
 
 from pathways import errors
 from pathways.transport import callers
+from pathways.transport.loop import Listener, Loop
 from pathways.trust import Role, ask, dial, port
 
 
@@ -118,3 +119,28 @@ def test_many_innocent_callers_at_once_are_all_served(controller: Controller) ->
     own = controller.credentials(Role.HOST)
     assert at_once(100, lambda n: ask(controller.address, own, "link", timeout_s=120)["ok"]) == [True] * 100
     assert controller.port.refused == 0
+
+
+def test_a_loop_that_is_busy_takes_new_callers_all_the_same() -> None:
+    """A turn of the loop takes long when many handshakes go on; so it takes more than one caller."""
+    gate, taken, turns = threading.Event(), [], []
+
+    class Counted(Listener):
+        def turn(self, events: int) -> None:
+            turns.append(events)
+            super().turn(events)
+
+    def take(sock: socket.socket, name: object) -> None:
+        gate.wait(30)
+        taken.append(sock)
+
+    loop, listening = Loop(), socket.create_server(("127.0.0.1", 0))
+    listener = Counted(loop, listening, take)
+    calling = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+    gate.set()
+    until(lambda: len(taken) == 20, "all are taken")
+    assert len(turns) <= 2
+    for sock in calling + taken:
+        sock.close()
+    listener.close()
+    loop.close()
