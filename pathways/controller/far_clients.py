@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import secrets
 import socket
 import sys
@@ -30,9 +31,13 @@ from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
 
 _ROLES = (Role.CLIENT, Role.OPERATOR)
+# The head's twin of a client's arena has room for gaps. What a client sends into it without need stays below half of
+# the machine's memory.
+_TWIN = 4
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 #: What a client may ask for, at least and at most.
 _LEAST = ClientSizes(futures=64, ring_bytes=1 << 12, arena_bytes=1 << 12)
-_MOST = ClientSizes(futures=1 << 20, ring_bytes=1 << 26, arena_bytes=1 << 40)
+_MOST = ClientSizes(futures=1 << 20, ring_bytes=1 << 26, arena_bytes=max(1 << 30, _MEMORY // 2 // _TWIN))
 
 
 @dataclasses.dataclass(eq=False)
@@ -142,8 +147,8 @@ class FarClients:
             raise errors.PermissionDeniedError("no session of this client waits for a link")
         sizes = _checked_sizes(hello)
         try:
-            # What the client may have here, and room for gaps; nobody pays for pages that are not touched.
-            twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, 4 * sizes.arena_bytes)
+            # Nobody pays for pages that are not touched.
+            twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, _TWIN * sizes.arena_bytes)
             native = self._hub.open_client_link(twin, connection.bell, self._status, self._links.native)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise errors.ConnectError(f"the controller has no memory for {sizes}: {error}") from error

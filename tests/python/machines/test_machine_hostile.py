@@ -46,7 +46,7 @@ from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2 as pb_control
 from pathways.protocol import control_pb2_grpc as control_rpc
 from pathways.protocol import wire
-from pathways.trust import Authority, Credentials, Role, Tokens, dial, join
+from pathways.trust import Authority, Credentials, Role, Tokens, dial, dial_answered, join
 
 pytestmark = pytest.mark.slow
 
@@ -251,6 +251,17 @@ def test_two_agents_with_one_name(scene: Scene) -> None:
     with scene.log.says(words):
         assert words in refusal(lambda: scene.agent("m1", ""))
     scene.counts.add("two agents with one name", 2, 2, 2)
+
+
+def test_a_client_that_wants_the_heads_memory(scene: Scene) -> None:
+    """Of what a client may keep at the head, its own word is the bound, so that has one."""
+    own = join(scene.port, scene.tokens.make(Role.CLIENT, 600), "greedy")
+    session, welcome = dial_answered(scene.port, own, "session")
+    with session:
+        sizes = {"futures": 64, "ring_bytes": 4096, "arena_bytes": psutil.virtual_memory().total // 4 + (1 << 30)}
+        said = refusal(lambda: dial_answered(scene.port, own, "client-up", session=welcome["session"], **sizes))
+    assert said.startswith("ConnectError: a client's arena_bytes is from 4096 to "), said
+    scene.counts.add("a client with a huge arena", 1, 1)
 
 
 def test_addresses(scene: Scene) -> None:
