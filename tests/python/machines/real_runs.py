@@ -13,7 +13,7 @@ import pathways as pw
 
 def main(address: str, here: int, there: int) -> None:
     """Makes transfers, branches, loops, exchanges of rows, puts and reads, until somebody kills it."""
-    pw.connect(address).wait_for(2, 60)
+    pw.connect(address).wait_for(4, 60)
     slices = [pw.make_virtual_device_set().add_slice(devices=1, island=island) for island in (here, there)]
     near, far = (pw.jit(lambda x, n=n: x * (n + 2) + 1, devices=each) for n, each in enumerate(slices))
     is_small = pw.jit(lambda x: x.sum() < 1e6, devices=slices[1])

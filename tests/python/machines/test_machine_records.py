@@ -66,6 +66,10 @@ class Scene:
         directory = os.path.dirname(self.machines.handle.address.removeprefix("unix:"))
         return pathlib.Path(directory, "logs", "controller.log").read_text()
 
+    def losses(self) -> int:
+        """How often m1 was lost."""
+        return self.log().count("the agent m1 of")
+
     def say(self, record: bytes, incarnations: range = range(64)) -> None:
         """As the host of m1, in whatever incarnation it is."""
         self.send(b"".join(frame(self.host, number, record) for number in incarnations))
@@ -114,7 +118,7 @@ class Scene:
 def scene(tmp_path: pathlib.Path) -> Iterator[Scene]:
     frames = tmp_path / "frames"
     with contextlib.ExitStack() as stack:
-        machines = stack.enter_context(MachineCluster(2, 1, 1, agents=1))
+        machines = stack.enter_context(MachineCluster(2, 1, 2, agents=1))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATHWAYS_TEST_FRAMES", str(frames))
             patch.setenv("PYTHONPATH", os.pathsep.join([str(FRAMES), os.environ.get("PYTHONPATH", "")]))
@@ -241,10 +245,14 @@ def test_random_records(scene: Scene, capsys: pytest.CaptureFixture[str]) -> Non
     assert said > 1
 
 
-def play(scene: Scene, address: str, environment: dict[str, str], ends_with_errors: bool) -> str:
-    """A client with real runs, some of whose frames, or of m1's, are changed. Returns counts."""
+def play(scene: Scene, address: str, environment: dict[str, str], is_client: bool) -> str:
+    """A client with real runs, some of whose frames, or of m1's, are changed. Returns counts.
+
+    A machine that does not say what it should say keeps those waiting who share devices with the runs that wait for it:
+    so the innocent client has a device of its own, and m1 is evicted then.
+    """
     arguments = [sys.executable, str(FRAMES.parent / "real_runs.py"), address, str(scene.island), str(scene.host)]
-    rounds = clients = done = 0
+    rounds = clients = done = stalls = 0
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         clients += 1
@@ -255,7 +263,7 @@ def play(scene: Scene, address: str, environment: dict[str, str], ends_with_erro
             while time.monotonic() < until and select.select([client.stdout], [], [], 10 if rounds else 60)[0]:
                 line = client.stdout.readline()
                 rounds, done = rounds + 1, done + (line == "done\n")
-                if not line or (ends_with_errors and line != "done\n"):
+                if not line or (is_client and line != "done\n"):
                     break
                 scene.change(seed=SEED + rounds, count=1 + rounds % 3)
                 scene.check()
@@ -263,10 +271,17 @@ def play(scene: Scene, address: str, environment: dict[str, str], ends_with_erro
                     eventually(scene.served, "both machines are there again", 120)
             client.kill()
         scene.check()
+        if not is_client:
+            stalls += 1
+            losses = scene.losses()
+            scene.say(struct.pack("<HHI", 99, 0, 0) + bytes(8))
+            eventually(lambda losses=losses: scene.losses() > losses, "m1 is evicted")
+            eventually(scene.served, "both machines are there again", 120)
     eventually(scene.served, "both machines are there again", 120)
     return (
         f"\nPATHWAYS_SEED={SEED}: {scene.changed()} changed frames in {rounds} rounds of {clients} clients, {done} of "
-        f"them without an error; {scene.checked} values right, {scene.log().count('the agent m1 of')} losses of m1"
+        f"them without an error; {scene.checked} values right, {scene.losses()} losses of m1, "
+        f"{stalls} of them at its silence"
     )
 
 
