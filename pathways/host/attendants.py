@@ -39,7 +39,7 @@ class Attendants:
         #: Takes back whether the launch of a node is on stand-ins for what failed. Then it is for the peers only
         #: (GANG-1), and calls nobody.
         self.take_stand_ins: Callable[[int, int], bool] = lambda plan, node: False
-        self._threads = WorkerThreads("pw-attend")
+        self._threads = WorkerThreads("pw-attend", is_foreign=True)
         self._fence: Fence | None = None  # GANG-3; made when gangs may be launched by two threads
 
     def asker(self, client: int, devices: int) -> Asker:

@@ -67,7 +67,7 @@ class Tasks:
     def __init__(self, core: Any, host: int) -> None:
         self._core = core
         self._host = host
-        self._threads = WorkerThreads("pw-task", THREADS)
+        self._threads = WorkerThreads("pw-task", THREADS, is_foreign=True)
         self._lock = threading.Lock()
         self._roots: dict[int, CheckpointRoot] = {}  # by client
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as are all fields below

@@ -88,7 +88,7 @@ class Programs:
         self.by_number: dict[int, Program] = {}
         self._on_stand_ins: tuple[int, int] | None = None  # the node of the last placeholder; for the enqueue thread
         self._executables = executables.ExecutableCache()
-        self._compiler = WorkerThreads("pw-compile", most=1)
+        self._compiler = WorkerThreads("pw-compile", most=1, is_foreign=True)
         self._compiles = CompileCounter()
         #: Of the program that is compiled now: how many of how many computations are compiled; (0, 0): of none.
         self.progress = (0, 0)

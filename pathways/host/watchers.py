@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from pathways.process.foreign_code import in_foreign_code
+
 
 class Watchers:
     """Threads that sleep in `block_until_ready`, so that the enqueue thread can sleep on its doorbell instead.
@@ -41,12 +43,13 @@ class Watchers:
 
     def _loop(self) -> None:
         while (value := self._work.get()) is not None:
-            try:
-                value.block_until_ready()
-            except Exception:  # failed or donated: the executor finds out when it polls the value
-                pass
-            except BaseException:
-                traceback.print_exc()
-            self._watched.discard(id(value))
-            value = None
+            with in_foreign_code():
+                try:
+                    value.block_until_ready()
+                except Exception:  # failed or donated: the executor finds out when it polls the value
+                    pass
+                except BaseException:
+                    traceback.print_exc()
+                self._watched.discard(id(value))
+                value = None
             self._core.ring()

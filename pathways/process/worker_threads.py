@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable
+
+from pathways.process.foreign_code import in_foreign_code
 
 Job = Callable[[], None]
 
@@ -16,9 +19,11 @@ class WorkerThreads:
     The jobs of one owner start in the order in which they were given.
     """
 
-    def __init__(self, name: str, most: int | None = None) -> None:
+    def __init__(self, name: str, most: int | None = None, *, is_foreign: bool = False) -> None:
+        """`is_foreign`: the jobs use jaxlib, and the end of the interpreter waits for them (foreign_code.py)."""
         self._name = name
         self._most = most
+        self._guard = in_foreign_code if is_foreign else contextlib.nullcontext
         self._changed = threading.Condition()
         # All below is guarded by _changed.
         self._waiting: collections.OrderedDict[int, collections.deque[Job]] = collections.OrderedDict()  # by owner
@@ -60,7 +65,8 @@ class WorkerThreads:
 
     def _loop(self) -> None:
         while (job := self._next()) is not None:
-            job()
-            del job
+            with self._guard():
+                job()
+                del job
             with self._changed:
                 self._busy -= 1

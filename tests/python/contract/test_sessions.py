@@ -188,6 +188,35 @@ def test_a_client_that_leaves_or_dies_disturbs_nobody(local_cluster: Any) -> Non
     assert len(set(local_cluster.stats()["gangs"])) == 1
 
 
+def test_a_process_ends_in_order_while_its_devices_compute() -> None:
+    code = """
+        import signal
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        import pathways as pw
+
+        def heavy(x):
+            square = jnp.full((384, 384), 0.001) + x[0] * 0
+            return x + 1 + jax.lax.fori_loop(0, 600, lambda _, m: jnp.tanh(m @ m), square)[0, 0] * 0
+
+        with pw.connect() as cluster:
+            slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+            x = pw.device_put(np.arange(4, dtype=np.float32), slice_)
+            work = pw.jit(heavy, devices=slice_).lower(x).compile()
+            y = work(x)
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            try:
+                y.block_until_ready()
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+    """
+    process = start(code)
+    assert process.communicate(timeout=120)[0].split() == ["interrupted"]
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("kind", ["embedded", pytest.param("local", marks=pytest.mark.slow)])
 def test_ctrl_c_stops_the_wait_and_nothing_else(kind: str) -> None:
     code = """
