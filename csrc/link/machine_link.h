@@ -58,8 +58,9 @@ class MachineLink final : public Link {
     int32_t incarnation;
     ByteRing::Consumer from, from_far;
     Outbox to, to_far;
-    DoorbellWord* bell;        ///< agent
-    AwaitedFutures awaited{};  ///< head
+    DoorbellWord* bell;                      ///< agent
+    AwaitedFutures awaited{};                ///< head
+    std::map<uint32_t, int32_t> silenced{};  ///< agent: hosts, in an epoch each, that said more than it reads
   };
 
   // collect
@@ -78,6 +79,7 @@ class MachineLink final : public Link {
   void take_from_controller(const FrameHeader& header, std::span<const std::byte> record);
   void take_to_controller(const FrameHeader& header, std::span<const std::byte> record);
   void take_peer(const FrameHeader& header, std::span<const std::byte> payload);
+  void keep_from_peer(FarHost& host, const PeerHeader& source, std::span<const std::byte> record);
   void take_block(const FrameHeader& header, std::span<const std::byte> payload);
   void take_data(const FrameHeader& header, std::span<const std::byte> payload);
   bool answers(uint32_t number, FarHost& host, std::span<const std::byte> record);

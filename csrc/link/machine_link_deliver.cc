@@ -85,9 +85,22 @@ void MachineLink::take_peer(const FrameHeader& header, std::span<const std::byte
     if (payload.size() > kMostPeerRecord) refuse("a record of " + std::to_string(payload.size()) + " bytes to a host");
     relays_.push_back({way, header, {payload.begin(), payload.end()}});
   } else if (FarHost* host = host_of(header.a, header.b); host != nullptr && host->to_far.is_connected()) {
-    keep(host->to_far, payload);
+    keep_from_peer(*host, source, payload);
   } else {
     ++stats_.dropped;
+  }
+}
+
+/// Who says more than the host reads says nothing any more: the host closes the channel from it, and the link goes on.
+void MachineLink::keep_from_peer(FarHost& host, const PeerHeader& source, std::span<const std::byte> record) {
+  const auto silenced = host.silenced.find(source.host);
+  if (silenced != host.silenced.end() && silenced->second == source.epoch) {
+    ++stats_.dropped;
+  } else if (host.to_far.overflow_bytes() <= kMostKept) {
+    keep(host.to_far, record);
+  } else {
+    host.silenced[source.host] = source.epoch;
+    host.to_far.send(sizeof source, [&](std::byte* out) { std::memcpy(out, &source, sizeof source); });  // PEER-1
   }
 }
 

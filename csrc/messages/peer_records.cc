@@ -3,6 +3,7 @@
 namespace pathways {
 
 std::string unsound_peer_record(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return "more of its records wait than are taken";  // so the link says it
   if (bytes.size() < sizeof(PeerRecord)) return "a record is shorter than its header";
   const auto record = read_record<PeerRecord>(bytes);
   const char* const name = name_of_peer_record(record.kind);

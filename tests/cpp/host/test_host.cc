@@ -376,7 +376,7 @@ TEST(Peers, NonsenseClosesTheChannel) {
   const PeerRecord decision{RecordKind::kDecision, 0, 0, 77, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
       {std::vector<std::byte>(4), "a record is shorter than its header"},
-      {from({0, 0}), "a record is shorter than its header"},
+      {from({0, 0}), "more of its records wait than are taken"},
       {from({0, 1}), "a record is of host 0 in epoch 1, who does not come this way"},
       {from({1, 0}), "a record is of host 1"},
       {from({7, 0}), "a record is of host 7"},

@@ -297,6 +297,35 @@ TEST(Link, WhatIsNotRead) {
   EXPECT_EQ(next(head[1].hosts.at(1).reports), plain(1));
 }
 
+TEST(Link, WhoSaysMoreThanAHostReadsIsSilenced) {
+  Head head(2);
+  head[1].add_host(1, 1);
+  Link& link = *head[1].here;
+  const auto say = [&](PeerHeader from, uint64_t what, uint32_t bytes = 0) {
+    link.deliver(frame(FrameKind::kPeer, 1, 1, joined(from) + peer_record(what, bytes)));
+  };
+  const auto last_heard = [&] {
+    Bytes last;
+    for (int quiet = 0; quiet < 3; ++quiet) {
+      (void)link.collect(head[1].buffer);
+      for (Bytes record = next(head[1].hosts.at(1).from_far); !record.empty();
+           record = next(head[1].hosts.at(1).from_far)) {
+        last = std::move(record);
+        quiet = 0;
+      }
+    }
+    return last;
+  };
+  for (uint64_t said = 0; said < Link::kMostKept + (1u << 20); said += 12'000) say({0, 1}, said, 12'000);
+  EXPECT_EQ(last_heard(), joined(PeerHeader{0, 1})) << "the host closes the channel";
+  say({0, 1}, 7);
+  EXPECT_TRUE(last_heard().empty());
+  for (const PeerHeader other : {PeerHeader{2, 1}, PeerHeader{0, 2}}) {
+    say(other, 8);
+    EXPECT_EQ(last_heard(), joined(other) + peer_record(8));
+  }
+}
+
 TEST(Link, RoundTripsAreMeasured) {
   Head head(1);
   head[0].collect();

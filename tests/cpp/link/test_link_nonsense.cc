@@ -242,7 +242,8 @@ TEST(Nonsense, WhatIsRelayedIsCheckedBefore) {
   const auto ready = RecordKind::kReceiveReady;
   const uint32_t long_bytes = kLinkRingBytes / 2;
   const std::pair<Bytes, std::string> cases[] = {
-      {joined(PeerHeader{0, 5}), "a record is shorter than its header"},
+      {joined(PeerHeader{0, 5}), "more of its records wait"},
+      {joined(PeerHeader{0, 5}, uint64_t{0}), "a record is shorter than its header"},
       {record(RecordKind::kRun, 0, 0), "a record is of kind 1, which hosts do not send"},
       {record(ready, 8, 0), "a receive-ready record has 24 bytes, expected 32"},
       {record(ready, UINT32_MAX, 8), "a receive-ready record has 32 bytes"},
