@@ -286,6 +286,13 @@ def test_the_index_of_labels_is_true(root: pathlib.Path, labels_page: str) -> No
     assert not faults, "\n".join(faults)
 
 
+def test_each_promise_of_security_has_its_law(root: pathlib.Path, labels_page: str) -> None:
+    promises = table_under((root / "docs/security.md").read_text(encoding="utf-8"), "What is protected")
+    assert len(promises) >= 10
+    for whom, _, laws in promises:
+        assert set(laws.split(", ")) <= index_of(labels_page).keys(), f"{whom}: no law {laws!r} in docs/labels.md"
+
+
 def test_the_pages_for_builders_name_what_is_there(root: pathlib.Path, page: str) -> None:
     faults = list(stale_references(root, page + (root / "ARCHITECTURE.md").read_text(encoding="utf-8")))
     assert not faults, "\n".join(faults)
