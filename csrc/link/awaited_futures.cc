@@ -18,16 +18,19 @@ void AwaitedFutures::sent(std::span<const std::byte> bytes) {
     const auto kind = static_cast<CommandKind>(header.detail);
     const bool is_task = kind == CommandKind::kTask;
     if (kind == CommandKind::kPut || (is_task && command.token == 0)) add(header.client, Handle{command.handle});
-    if (kind == CommandKind::kFetch || is_task) add(header.client, Handle{command.token});
+    if (kind == CommandKind::kFetch) clients_[header.client].fetches.insert(command.token);
+    if (is_task) add(header.client, Handle{command.token});
   }
 }
 
 bool AwaitedFutures::take(uint32_t client, Handle future) {
   const auto of_client = clients_.find(client);
   if (of_client == clients_.end()) return false;
-  const auto found = of_client->second.find(future.index());
-  if (found == of_client->second.end() || found->second != future.generation()) return false;
-  of_client->second.erase(found);
+  auto& [generations, fetches] = of_client->second;
+  if (fetches.erase(future.raw) != 0) return true;
+  const auto found = generations.find(future.index());
+  if (found == generations.end() || found->second != future.generation()) return false;
+  generations.erase(found);
   return true;
 }
 
