@@ -5,6 +5,7 @@
 
 #include "bind/bind.h"
 #include "host/pulse.h"
+#include "messages/peer_records.h"
 #include "messages/shared_segments.h"
 
 namespace py = pybind11;
