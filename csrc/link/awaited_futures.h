@@ -3,8 +3,8 @@
 /// The head knows it from what the host is sent: the results of runs, what is put, the tokens of fetches and tasks. So
 /// a host completes its own part of a future, once, and no other host's (LINK-2).
 ///
-/// A client that has left a future may use its index again before the host answers. Then the answer concerns nobody, but
-/// for that of a fetch, with which a lease ends: so fetches are known by their whole handles (LINK-3).
+/// A client that has left a future may use its index again before the host answers. Then the answer concerns nobody,
+/// but for that of a fetch, with which a lease ends: so fetches are known by their whole handles (LINK-3).
 ///
 /// Memory: an entry until the host answers, the client is gone, or the index is used again; a fetch until one of the
 /// first two.
