@@ -156,7 +156,7 @@ class Agent:
             link,
             processes,
             reports.put_nowait,
-            [f"{reserved.getsockname()[1]}{welcome['secret']}" for reserved in self._ports],
+            [f"{reserved.getsockname()[1]}#{welcome['secret']}" for reserved in self._ports],
             config.credentials,
         )
         carried = links.add(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))

@@ -98,7 +98,7 @@ class AgentMachine:
         options: ClusterOptions,
         controller_segment: Any,
     ) -> None:
-        """`streams`: by host whose place it has, where the host receives network transfers, as `MACHINE@ADDRESS`."""
+        """`streams`: by host whose place it has, where the host receives network transfers, a `StreamAddress`."""
         self.identity = identity
         self.name = identity.name
         self.island = island

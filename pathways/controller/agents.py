@@ -148,9 +148,8 @@ class Agents:
         hosts = self._topology.islands[island]
         there = identity.peer.rpartition(":")[0]
         ports = zip(hosts, hello["ports"], strict=True)
-        # A certificate says who sends; without one, a secret says that the controller has introduced the sender.
-        secret = "" if identity.is_encrypted else f"#{secrets.token_hex(16)}"
-        streams = {host: f"{identity.name}@{there}:{int(port)}{secret}" for host, port in ports}
+        secret = secrets.token_hex(16)  # CERT-1: see pathways/host/stream_sockets.py
+        streams = {host: f"{identity.name}@{there}:{int(port)}#{secret}" for host, port in ports}
         link = FarLink(self.hub.open_link(True, self.links.native), identity, lambda why: self.lose(agent, why))
         agent = AgentMachine(identity, island, streams, link, self._native, self._options, self._controller_segment)
         self._by_name[agent.name] = agent

@@ -14,10 +14,10 @@ to a host that is then lost stays in the sender's memory for ever. And on CPU it
 (benchmarks/results/transfer-*).
 
 Where machines are real, streams are mutual TLS 1.3 (LINK-1) from host to host, unless the cluster was started without
-encryption. The controller says where a host receives and which machine it is on, as `MACHINE@ADDRESS`; a transfer
-counts only if it comes with the certificate of the sending host's machine (CERT-1). The machines of a `LocalCluster`
-are modelled: there, streams use Unix sockets in the cluster's directory, which only its user can enter; see
-`LocalCluster.machines`.
+encryption. The controller says where a host receives and which machine it is on (`StreamAddress`); a transfer counts
+only if it comes with the certificate and the secret of the sending host's machine (CERT-1). The machines of a
+`LocalCluster` are modelled: there, streams use Unix sockets in the cluster's directory, which only its user can enter;
+see `LocalCluster.machines`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 from pathways import _core, errors
 from pathways.host import stream_sockets
+from pathways.host.stream_sockets import Sender, StreamAddress
 from pathways.transport.connection import Connection, Pair, Parser
 from pathways.transport.loop import Loop
 from pathways.trust.credentials import Credentials
-from pathways.trust.identity import Identity
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
@@ -62,12 +62,6 @@ def lanes(is_encrypted: bool) -> int:
     return max(1 if is_encrypted else 2, min(_MOST_LANES, cores // 2))
 
 
-def _parsed(stream: str) -> tuple[str, str]:
-    """The machine and the address of a stream. The machine is empty where machines are modelled."""
-    machine, _, address = stream.rpartition("@")
-    return machine, address
-
-
 def _answer(order: int, node: int, error: str | None) -> bytes:
     text = (error or "").encode()
     return _ANSWER.pack(order, node, len(text)) + text
@@ -84,8 +78,8 @@ class Streams:
 
         Args:
             core: the native host.
-            address: where it listens.
-            far: where the hosts on other machines listen, as `MACHINE@ADDRESS`; "" for one that is lost now.
+            address: where it listens: a `StreamAddress`, as those of `far`.
+            far: where the hosts on other machines listen; "" for one that is lost now.
             credentials: the file of the machine's credentials; empty: streams are not encrypted.
 
         Raises:
@@ -98,15 +92,20 @@ class Streams:
         self._loops = [Loops(Loop("pw-streams-out"), Loop("pw-streams-in")) for _ in range(count)]
         self._next_loop = itertools.cycle(self._loops)
         self._incoming: set[Pair] = set()
-        self._machines = {peer: _parsed(there)[0] for peer, there in far.items()}  # of the hosts, by their names
-        self._lanes = {peer: self._lanes_to(_parsed(there)[1]) for peer, there in far.items()}
+        own = StreamAddress.parse(address)
+        self._secret = own.secret
+        self._far = {peer: StreamAddress.parse(there) for peer, there in far.items()}
+        self._lanes = {peer: self._lanes_to(there.address) for peer, there in self._far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.open_stream(peer)
-        self._listener = stream_sockets.StreamListener(address, credentials, self._receive)
+        self._listener = stream_sockets.StreamListener(own.address, credentials, self._knows, self._receive)
 
     def _lanes_to(self, address: str) -> list[_HostStream]:
-        return [_HostStream(self._core, address, self._credentials, loops) for loops in self._loops]
+        return [_HostStream(self._core, address, self._secret, self._credentials, loops) for loops in self._loops]
+
+    def _knows(self, sender: Sender) -> bool:
+        return any(sender.is_at(there) for there in list(self._far.values()))
 
     def send(self, outgoing: Any) -> None:
         """Sends an outgoing transfer to its destination; calls `core.remote_send_done` at its end."""
@@ -135,12 +134,12 @@ class Streams:
             self._waiting.pop((order, node, source), None)
 
     def replace(self, host: int, stream: str) -> None:
-        """Ends the streams to a lost host; its successor is at `stream`, as `MACHINE@ADDRESS`."""
+        """Ends the streams to a lost host; its successor is at `stream`, a `StreamAddress`."""
         if host in self._lanes:
             for lane in self._lanes[host]:
                 lane.stop()
-            self._machines[host], address = _parsed(stream)
-            self._lanes[host] = self._lanes_to(address)
+            self._far[host] = StreamAddress.parse(stream)
+            self._lanes[host] = self._lanes_to(self._far[host].address)
 
     def stop(self) -> None:
         """Ends all streams. Nobody is notified of the ends of their transfers any more."""
@@ -156,13 +155,13 @@ class Streams:
             for loop in loops:
                 loop.close()
 
-    def _receive(self, sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
+    def _receive(self, sender: Sender, answers: socket.socket, messages: socket.socket) -> None:
         """Serves a stream to this host."""
         loop, frames = next(self._next_loop).receive, stream_sockets.Frames()
 
         def ended(why: str) -> None:
             if frames.is_within:
-                print(f"a stream from {sender or 'a host'} broke: {why}", file=sys.stderr, flush=True)
+                print(f"a stream from {sender} broke: {why}", file=sys.stderr, flush=True)
             self._incoming.discard(stream)
             answers.close()
             messages.close()
@@ -173,11 +172,9 @@ class Streams:
         parser = self._take_all(frames, sender, lambda data: reply.send(memoryview(data), stays=True))
         stream.start(reply, Connection(loop, messages, stream.ended, parse=parser))
 
-    def _take_all(
-        self, frames: stream_sockets.Frames, sender: Identity | None, answer: Callable[[bytes], object]
-    ) -> Parser:
+    def _take_all(self, frames: stream_sockets.Frames, sender: Sender, answer: Callable[[bytes], object]) -> Parser:
         """Takes what a stream brings, and answers."""
-        delivery = self._delivery if sender is None else self._delivery_for(sender)
+        delivery = self._delivery_for(sender)
         reply = bytearray()
 
         def keep_early(order: int, node: int, host: int, chunk: memoryview) -> bool:
@@ -199,7 +196,7 @@ class Streams:
                     reply.clear()
         except (errors.PermissionDeniedError, RuntimeError) as error:  # who may not send that, and what is no message
             answer(_answer(0, _REFUSED, str(error)))
-            raise RuntimeError(f"what {sender or 'a host'} sends is refused: {error}") from error
+            raise RuntimeError(f"what {sender} sends is refused: {error}") from error
 
     @staticmethod
     def _take(
@@ -216,18 +213,15 @@ class Streams:
         found: list[tuple[int, int, int, str | None]] = _core.unpack((yield from frames.whole()), delivery, keep_early)
         return found
 
-    def _delivery(self, order: int, node: int, host: int) -> Any:
-        return self._waiting.get((order, node, host))
-
-    def _delivery_for(self, sender: Identity) -> Callable[[int, int, int], Any]:
-        """`_delivery` for the owner of a host's certificate, who sends for the hosts of its own machine (CERT-1)."""
+    def _delivery_for(self, sender: Sender) -> Callable[[int, int, int], Any]:
+        """What finds the incoming transfer of a chunk, of a host on the sender's machine (CERT-1)."""
 
         def delivery(order: int, node: int, host: int) -> Any:
-            if self._machines.get(host) != sender.name:
-                raise errors.PermissionDeniedError(
-                    f"machine {sender.name} sends a transfer of host {host}, which is not on that machine"
-                )
-            return self._delivery(order, node, host)
+            there = self._far.get(host)
+            if there is None or not sender.is_at(there):
+                why = f"{sender} sends a transfer of host {host}, which is not on that machine"
+                raise errors.PermissionDeniedError(why)
+            return self._waiting.get((order, node, host))
 
         return delivery
 
@@ -245,9 +239,10 @@ class _HostStream:
     The loop sends; the enqueue thread sends what is small itself, while nothing else is under way.
     """
 
-    def __init__(self, core: Any, address: str, credentials: str, loops: Loops) -> None:
+    def __init__(self, core: Any, address: str, secret: str, credentials: str, loops: Loops) -> None:
         self._core = core
         self._address = address
+        self._secret = secret
         self._credentials = credentials
         self._loops = loops
         self._lock = threading.Lock()  # guards the fields below; who holds it uses no connection
@@ -304,7 +299,7 @@ class _HostStream:
                 raise ConnectionError("the host is lost")
             # Loaded again for each stream: the agent renews them.
             own = Credentials.load(self._credentials) if self._credentials else None
-            sockets = stream_sockets.connect(self._address, own)
+            sockets = stream_sockets.connect(self._address, self._secret, own)
         except Exception as error:  # every transfer must get an answer, so report any error
             stream.ended(f"{type(error).__name__}: {error}")
             return

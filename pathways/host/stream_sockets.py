@@ -6,8 +6,9 @@ receiver knows which two belong together.
 
 Sockets and not gRPC: gRPC copies every message twice more at each end, and hands it through three of its threads.
 
-Where streams are not encrypted, the first connection also brings a secret, which stands behind the address as
-`ADDRESS#SECRET`. The controller draws it, and gives it to the hosts that it introduces to each other.
+CERT-1: a stream says who its sender is by a certificate, unless streams are not encrypted, and by a secret. The
+controller draws a secret for each machine that joins, gives it to that machine, and says it to the hosts to which it
+introduces the machine's hosts. So a machine that has left, or whose place another one has now, sends nothing any more.
 
 A frame is a head of 16 bytes, which begins with the length, and then the bytes. With this head a message begins at a
 multiple of 16, as its chunks want it (csrc/bulk/network_transfer.cc).
@@ -19,12 +20,13 @@ that come are introduced by the listener's own thread (`pathways/transport/calle
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import socket
 import ssl
 import struct
-import sys
 from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 from pathways import errors
 from pathways.transport import ANSWER_S, HEARTBEAT_S
@@ -33,6 +35,7 @@ from pathways.transport.connection import Connection
 from pathways.trust.address import Address
 from pathways.trust.credentials import Credentials
 from pathways.trust.identity import Identity, Role, identity_of, server_name
+from pathways.trust.refusals import RefusalLog
 
 _HELLO = struct.Struct("<8s16sB32s")  # what it is, the stream's number, which of its connections, the secret
 _MAGIC = b"pwstream"
@@ -46,7 +49,40 @@ _VERDICT = struct.Struct("<I")  # bytes of the text that follows, which says why
 _HELLO_S = 10.0
 _MOST_ARRIVING = 64  # connections whose stream has no messages yet
 
-Serve = Callable[[Identity | None, socket.socket, socket.socket], None]
+
+class StreamAddress(NamedTuple):
+    """Where a host receives network transfers, as hosts are told: `MACHINE@ADDRESS#SECRET`."""
+
+    machine: str  # empty where machines are modelled, and the host's own
+    address: str  # `unix:PATH`, or `HOST:PORT`; empty: the host is lost now
+    secret: str  # of the machine; empty where machines are modelled
+
+    @classmethod
+    def parse(cls, text: str) -> StreamAddress:
+        """Reads it."""
+        where, _, secret = text.partition("#")
+        machine, _, address = where.rpartition("@")
+        return cls(machine, address, secret)
+
+
+class Sender(NamedTuple):
+    """What the one that opened a stream has shown."""
+
+    identity: Identity | None  # None: the stream is not encrypted
+    secret: str
+
+    def __str__(self) -> str:
+        if self.identity is None:
+            return "a host"
+        return f"machine {self.identity.name}" if self.identity.role is Role.HOST else str(self.identity)
+
+    def is_at(self, there: StreamAddress) -> bool:
+        """Whether it is the machine of a host that is there (CERT-1)."""
+        is_named = self.identity is None or self.identity.name == there.machine
+        return bool(there.address) and is_named and hmac.compare_digest(self.secret.encode(), there.secret.encode())
+
+
+Serve = Callable[[Sender, socket.socket, socket.socket], None]
 
 
 def _unix_path(address: str) -> str | None:
@@ -67,11 +103,12 @@ def _watch(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def connect(address: str, own: Credentials | None) -> tuple[socket.socket, socket.socket]:
+def connect(address: str, secret: str, own: Credentials | None) -> tuple[socket.socket, socket.socket]:
     """Opens a stream to the host that listens at an address: the connection that answers, and that of the messages.
 
     Args:
-        address: as the host was told to listen, with the secret.
+        address: `unix:PATH`, or `HOST:PORT`.
+        secret: of this end's machine.
         own: what this end shows; None: streams are not encrypted.
 
     Raises:
@@ -79,10 +116,10 @@ def connect(address: str, own: Credentials | None) -> tuple[socket.socket, socke
         PermissionDeniedError: the host refuses this caller.
     """
     number = os.urandom(16)
-    answers = _open(address, own, number, _ANSWERS)
+    answers = _open(address, secret, own, number, _ANSWERS)
     try:
         _hear_verdict(answers)
-        messages = _open(address, own, number, _MESSAGES)
+        messages = _open(address, secret, own, number, _MESSAGES)
     except BaseException:
         answers.close()
         raise
@@ -100,8 +137,7 @@ def _hear_verdict(answers: socket.socket) -> None:
         raise errors.PermissionDeniedError(text.decode())
 
 
-def _open(address: str, own: Credentials | None, number: bytes, which: int) -> socket.socket:
-    address, _, secret = address.partition("#")
+def _open(address: str, secret: str, own: Credentials | None, number: bytes, which: int) -> socket.socket:
     path = _unix_path(address)
     if path is None:
         there = Address.parse(address)
@@ -125,22 +161,23 @@ def _open(address: str, own: Credentials | None, number: bytes, which: int) -> s
 class StreamListener:
     """Takes streams, and hands each one over."""
 
-    def __init__(self, address: str, credentials: str, serve: Serve) -> None:
+    def __init__(self, address: str, credentials: str, knows: Callable[[Sender], bool], serve: Serve) -> None:
         """Listens.
 
         Args:
-            address: `unix:PATH`, or `HOST:PORT`; with the secret behind it, if callers are to know one.
+            address: `unix:PATH`, or `HOST:PORT`.
             credentials: the file of the machine's credentials; empty: streams are not encrypted.
-            serve: called with who sends (None: streams are not encrypted), the connection for answers, and that of
-                the messages, which are its from then on.
+            knows: whether a caller is of a machine that the controller has introduced. Called in the listener's thread.
+            serve: called with who sends, the connection for answers, and that of the messages, which are its from then
+                on.
 
         Raises:
             OSError: cannot listen at the address.
         """
         self._credentials = credentials
+        self._knows = knows
         self._serve = serve
-        address, _, secret = address.partition("#")
-        self._secret = secret.encode().ljust(32, b"\0")
+        self._refusals = RefusalLog(logging.getLogger(__name__))
         self._answers: dict[bytes, socket.socket] = {}  # by the numbers of streams that have no messages yet
         path = _unix_path(address)
         if path is None:
@@ -156,7 +193,7 @@ class StreamListener:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(path)
             listener.listen()
-        self._callers = Callers("pw-streams-arrive", listener, self._arrive, _no_place, _HELLO_S)
+        self._callers = Callers("pw-streams-arrive", listener, self._arrive, self._no_place, _HELLO_S)
 
     def close(self) -> None:
         """Takes no more streams."""
@@ -173,15 +210,19 @@ class StreamListener:
             stream = yield from self._joined(caller.sock)
         except (OSError, errors.PathwaysError) as error:
             if not self._callers.is_closed:
-                print(f"a stream is refused: {error}", file=sys.stderr, flush=True)
+                self._refusals.add("a stream from %s is refused: %s", caller.peer, error)
             caller.leave()
             caller.sock.close()
             return
         caller.leave()
         if stream is not None:
-            self._serve(_identity(stream[1]), *stream)
+            self._serve(*stream)
 
-    def _joined(self, connection: socket.socket) -> Steps[tuple[socket.socket, socket.socket] | None]:
+    def _no_place(self, peer: str, why: str) -> None:
+        # An honest host finds its connection closed, and opens another one for its next transfer.
+        self._refusals.add("a stream from %s is refused: %s", peer, why)
+
+    def _joined(self, connection: socket.socket) -> Steps[tuple[Sender, socket.socket, socket.socket] | None]:
         """Reads which stream a connection belongs to. Returns the stream when both of its connections are there."""
         hello = b""
         while len(hello) < _HELLO.size:
@@ -189,11 +230,11 @@ class StreamListener:
         magic, number, which, secret = _HELLO.unpack(hello)
         if magic != _MAGIC or which not in (_ANSWERS, _MESSAGES):
             raise ConnectionError("what called is no host's stream")
-        identity, why = _identity(connection), ""
-        if identity is not None and identity.role is not Role.HOST:  # CERT-1
-            why = f"only hosts send transfers, and {identity} is none"
-        elif not hmac.compare_digest(secret, self._secret):
-            why = "only hosts that the controller has introduced send transfers"
+        sender, why = Sender(_identity(connection), secret.rstrip(b"\0").decode(errors="replace")), ""
+        if sender.identity is not None and sender.identity.role is not Role.HOST:  # CERT-1
+            why = f"only hosts send transfers, and {sender} is none"
+        elif not self._knows(sender):
+            why = f"only hosts that the controller has introduced send transfers, and {sender} is none of them"
         if why:
             yield from sent(connection, _VERDICT.pack(len(why.encode())) + why.encode())
             raise errors.PermissionDeniedError(why)
@@ -201,17 +242,12 @@ class StreamListener:
             answers = self._answers.pop(number, None)
             if answers is None:
                 raise ConnectionError("messages came for a stream that nobody has opened")
-            return answers, connection
+            return sender, answers, connection
         while len(self._answers) >= _MOST_ARRIVING:  # the oldest one was given up, or is no host's
             self._answers.pop(next(iter(self._answers))).close()
         self._answers[number] = connection
         yield from sent(connection, _VERDICT.pack(0))
         return None
-
-
-def _no_place(peer: str, why: str) -> None:
-    # An honest host finds its connection closed, and opens another one for its next transfer.
-    print(f"a stream from {peer} is refused: {why}", file=sys.stderr, flush=True)
 
 
 def _identity(connection: socket.socket) -> Identity | None:

@@ -27,9 +27,9 @@ import psutil
 import pytest
 from chunks import chunk
 from hostile_cases import FalseAgent, Log, plain, raw_tls
+from hostile_scene import Scene, machine_of, stream_port
 from recorded_calls import recorded
 from stream_cases import StreamRefusedError, framed, hello, say
-from test_machine_hostile import Scene, machine_of, stream_port
 from trust_cases import read_all
 
 from pathways import errors
@@ -248,7 +248,9 @@ def test_streams(campaign: Campaign, host: int) -> None:
     scene = campaign.scene
     where = stream_port(scene, host)
     own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1 - host)}.pem"))
-    stream = b"".join([hello(bytes(16), 0), hello(bytes(16), 1), *map(framed, messages_of_transfers(random.Random(1)))])
+    secret = scene.secrets[1 - host]
+    begins = [hello(bytes(16), which, secret.encode()) for which in (0, 1)]
+    stream = b"".join([*begins, *map(framed, messages_of_transfers(random.Random(1)))])
     handshake = recorded_handshake(scene)
 
     def attempts(mutator: Mutator) -> Iterator[int]:
@@ -259,7 +261,7 @@ def test_streams(campaign: Campaign, host: int) -> None:
                 [mutator.changed(b"".join(map(framed, messages)))],
             ):
                 with contextlib.suppress(OSError, StreamRefusedError):
-                    say(where, own, sent)
+                    say(where, own, sent, secret)
             with raw_tls(where, own) as secure:
                 secure.settimeout(0.1)
                 with contextlib.suppress(OSError):

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import random
 import re
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 import numpy as np
@@ -30,7 +28,8 @@ import psutil
 import pytest
 from chunks import chunk
 from control_clusters import eventually
-from hostile_cases import Counts, FalseAgent, Innocent, Log, plain, raw_tls, refusal, says_hello
+from hostile_cases import FalseAgent, Log, plain, raw_tls, refusal, says_hello
+from hostile_scene import Scene, joined, machine_of, send, stream_port, tunnel
 from machines import MachineCluster
 from stream_cases import StreamRefusedError, framed, say
 from trust_cases import read_all
@@ -41,12 +40,11 @@ from pathways.cluster.agent_launcher import AgentHandle
 from pathways.cluster.launcher import Listening, start_local_cluster
 from pathways.controller.far_links import OPEN_TIMEOUT_S
 from pathways.process.config import PROTOCOL_VERSION
-from pathways.process.run_directory import authority_folder
 from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2 as pb_control
 from pathways.protocol import control_pb2_grpc as control_rpc
 from pathways.protocol import wire
-from pathways.trust import Authority, Credentials, Role, Tokens, dial, dial_answered, join
+from pathways.trust import Credentials, Role, dial, dial_answered, join
 
 pytestmark = pytest.mark.slow
 
@@ -55,37 +53,6 @@ PURPOSES = {
     **dict.fromkeys(("link-up", "link-down", "control"), (Role.HOST,)),
     **dict.fromkeys(("client-up", "client-down", "session", "console"), (Role.CLIENT, Role.OPERATOR)),
 }
-
-
-class Scene:
-    """Three places, two of them taken by machines on which the innocent client trains."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-        self.machines = MachineCluster(3, 1, 1, agents=2)
-        self.port = self.machines.handle.port
-        self.log = Log(self.machines.handle.address)
-        self.tokens = Tokens(authority_folder(self.machines.handle.directory))
-        self.client = self.machines.connect()
-        self.innocent = Innocent(self.client)
-        self.innocent.goes_on(5)
-        self.counts = Counts()
-        self.host = join(self.port, self.tokens.make(Role.HOST, 600), "evil")
-        self.foreign = Authority.create(str(folder / "foreign")).credentials(Role.HOST, "m0")
-
-    def agent(self, name: str, token: str, **what: Any) -> None:
-        """Starts a real agent, which must not be able to join."""
-        shape = {"hosts": 1, "devices_per_host": 1, "platform": "cpu", **what}
-        agent = AgentHandle(self.port, token, str(self.folder / f"{name}.pem"), name=name, **shape)
-        with contextlib.closing(agent):
-            agent.wait_joined(30)
-        raise AssertionError("it has joined")
-
-    def close(self) -> None:
-        steps = self.innocent.check()
-        print("\n" + self.counts.table(steps))
-        self.client.close()
-        self.machines.close()
 
 
 @pytest.fixture(scope="module")
@@ -175,19 +142,6 @@ def test_a_link_that_is_somebody_else_s(scene: Scene) -> None:
             with pytest.raises(grpc.RpcError, match="the call came by no open connection to this cluster"):
                 call()
             scene.counts.add("another's session, and what only clients may call", 1, 1)
-
-
-def tunnel(scene: Scene, stack: contextlib.ExitStack) -> str:
-    """The controller's gRPC server, as any machine reaches it."""
-    from pathways.transport.loop import Loop
-    from pathways.transport.tunnels import TunnelServer
-
-    path = str(scene.folder / "t.sock")
-    loop = Loop()
-    server = TunnelServer(loop, path, lambda: dial(scene.port, scene.host, "control"))
-    stack.callback(os.unlink, path)
-    stack.callback(server.close)
-    return path
 
 
 # What does not fit.
@@ -394,26 +348,6 @@ def test_half_a_link(scene: Scene) -> None:
 # The ports at which hosts receive transfers.
 
 
-def stream_port(scene: Scene, host: int) -> str:
-    """The address where a host receives transfers: the only one where its process listens, but for Unix sockets."""
-    process = psutil.Process(scene.client.stats()["hosts"][host]["pid"])
-    (port,) = {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-    return f"127.0.0.1:{port}"
-
-
-def machine_of(scene: Scene, host: int) -> str:
-    return str(next(each["name"] for each in scene.client.stats()["machines"] if each["island"] == host))
-
-
-def send(where: str, own: Credentials, sender: int) -> Any:
-    """Sends a transfer that nobody waits for, in the name of a host; returns what the receiver says."""
-    piece = chunk(1 << 40, 1, sender, b"12345678")
-    try:
-        return say(where, own, [framed(piece)])
-    except (StreamRefusedError, errors.PermissionDeniedError) as error:
-        return f"refused: {error}"
-
-
 def test_without_encryption_only_introduced_hosts_send_transfers() -> None:
     """Who can only connect forges nothing; the hosts' own transfers go on."""
     with MachineCluster(2, 1, 1, insecure_plaintext=True) as machines, machines.connect() as client:
@@ -434,22 +368,45 @@ def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
     receiver = 1
     where, log = stream_port(scene, receiver), Log(scene.machines.handle.address, receiver)
     own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 0)}.pem"))
-    assert send(where, own, 0) == ["nobody waits for it there"], "the true sender is heard"
+    secret = scene.secrets[0]
+    assert send(where, own, 0, secret) == ["nobody waits for it there"], "the true sender is heard"
     theirs = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1)}.pem"))
     client = join(scene.port, scene.tokens.make(Role.CLIENT, 600), "some-client")
-    for sender, caller, words in (
-        (0, scene.host, "machine evil sends a transfer of host 0, which is not on that machine"),
-        (2, own, f"machine {own.name} sends a transfer of host 2, which is not on that machine"),
-        (1 << 30, own, f"machine {own.name} sends a transfer of host 1073741824, which is not on that machine"),
-        (0, theirs, f"machine {theirs.name} sends a transfer of host 0, which is not on that machine"),
-        (0, client, f"only hosts send transfers, and client {client.name} is none"),
+    unknown = "only hosts that the controller has introduced send transfers, and machine {} is none of them"
+    for sender, caller, shown, words in (
+        (0, scene.host, secret, unknown.format("evil")),
+        (0, own, "", unknown.format(own.name)),
+        (0, own, scene.secrets[1], unknown.format(own.name)),
+        (2, own, secret, f"machine {own.name} sends a transfer of host 2, which is not on that machine"),
+        (1 << 30, own, secret, f"machine {own.name} sends a transfer of host {1 << 30}, which is not on that machine"),
+        (0, theirs, secret, unknown.format(theirs.name)),
+        (0, client, secret, f"only hosts send transfers, and client {client.name} is none"),
     ):
         with log.says(f"is refused: {words}"):
-            assert send(where, caller, sender) == f"refused: {words}"
+            assert send(where, caller, sender, shown) == f"refused: {words}"
         scene.counts.add("transfers in another's name, at a host", 1, 1, 1)
     with pytest.raises(OSError):
-        send(where, scene.foreign, 0)
+        send(where, scene.foreign, 0, secret)
     scene.counts.add("transfers with another cluster's certificate, at a host", 1, 1)
+
+
+def test_a_machine_that_has_left_sends_no_more(scene: Scene) -> None:
+    """CERT-1: what a machine was told when it joined counts until it, or another one, has its place anew."""
+    where, log = stream_port(scene, 1), Log(scene.machines.handle.address, 1)
+    before = ""
+    for _ in range(2):
+        with joined(scene) as (agent, started):
+            assert started.host == 2
+            secret = agent.welcome["secret"]
+            eventually(
+                lambda secret=secret: send(where, scene.host, 2, secret) == ["nobody waits for it there"],
+                "host 1 was told of the machine",
+            )
+            if before:
+                with log.says("and machine evil is none of them"):
+                    assert "is none of them" in send(where, scene.host, 2, before)
+                scene.counts.add("transfers of a machine that has left, at a host", 1, 1, 1)
+        before = secret
 
 
 def test_garbage_and_silence_at_a_host(scene: Scene) -> None:
@@ -477,5 +434,5 @@ def test_garbage_and_silence_at_a_host(scene: Scene) -> None:
         with log.says("is refused: a", 20):
             for _ in range(20):
                 with pytest.raises(StreamRefusedError, match="network transfers"):
-                    say(where, own, [framed(generator.randbytes(64))])
+                    say(where, own, [framed(generator.randbytes(64))], scene.secrets[1 - host])
         scene.counts.add("garbage with a good certificate, at a host", 20, 20, 20)

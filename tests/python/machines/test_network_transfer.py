@@ -22,7 +22,6 @@ from stream_cases import BlockingFrames
 from pathways import _core
 from pathways.host import network_transfer, stream_sockets
 from pathways.transport.loop import Loop
-from pathways.trust import Identity
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,12 +93,12 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
             with answers, messages, contextlib.suppress(OSError):
                 BlockingFrames(messages).each(lambda message: answers.sendall(answer(message)))
 
-        def serve(sender: Identity | None, *stream: socket.socket) -> None:
+        def serve(_: Any, *stream: socket.socket) -> None:
             threading.Thread(target=receive, args=stream, daemon=True).start()
 
-        listener = stream_sockets.StreamListener(address, "", serve)
+        listener = stream_sockets.StreamListener(address, "", lambda sender: True, serve)
         core = Core()
-        made = network_transfer._HostStream(core, address, "", loops)
+        made = network_transfer._HostStream(core, address, "", "", loops)
         stops.extend((made.stop, listener.close))
         return made, core
 
@@ -168,7 +167,7 @@ def test_nobody_there(way: Any) -> None:
     """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
     core = Core()
     for order, address in enumerate(("", "unix:/nowhere/at.all")):
-        lost = network_transfer._HostStream(core, address, "", network_transfer.Loops(Loop(), Loop()))
+        lost = network_transfer._HostStream(core, address, "", "", network_transfer.Loops(Loop(), Loop()))
         lost.send(OutgoingTransfer(order))
         (error,) = core.wait(order)
         assert error is not None and "stream" in error

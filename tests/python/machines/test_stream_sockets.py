@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import queue
+import re
 import socket
 import struct
 import threading
@@ -19,7 +20,7 @@ from trust_cases import at_once
 
 from pathways import errors
 from pathways.host import stream_sockets
-from pathways.host.stream_sockets import FrameBuffer, StreamListener, connect
+from pathways.host.stream_sockets import FrameBuffer, Sender, StreamAddress, StreamListener, connect
 from pathways.transport.connection import Connection
 from pathways.transport.loop import Loop
 from pathways.trust import Authority, Credentials, Identity, Role, server_name
@@ -29,17 +30,18 @@ class Listener:
     """A listener at a TCP port that echoes each message as the answer, and keeps what went wrong."""
 
     def __init__(self, credentials: str, secret: str = "") -> None:
-        self.senders: list[str | None] = []
+        self.senders: list[str] = []
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
             self.address = f"127.0.0.1:{reserved.getsockname()[1]}"
-            self._listener = StreamListener(self.address + secret, credentials, self._serve)
+            there = StreamAddress("me" if credentials else "", self.address, secret)
+            self._listener = StreamListener(self.address, credentials, lambda sender: sender.is_at(there), self._serve)
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
 
     def _serve(self, *stream: Any) -> None:
         threading.Thread(target=self._echo, args=stream, daemon=True).start()
 
-    def _echo(self, sender: Identity | None, answers: socket.socket, messages: socket.socket) -> None:
-        self.senders.append(None if sender is None else sender.name)
+    def _echo(self, sender: Sender, answers: socket.socket, messages: socket.socket) -> None:
+        self.senders.append(str(sender))
         with answers, messages:
             answers.setblocking(True)
             messages.setblocking(True)
@@ -84,7 +86,7 @@ def ends(request: pytest.FixtureRequest, files: dict[str, str]) -> Iterator[tupl
 def test_messages_and_answers(ends: tuple[Listener, str]) -> None:
     listener, credentials = ends
     texts = [os.urandom(size) for size in (1, 0, 15, 70_000, 3 << 20, 2, 1 << 20)]
-    answers, messages = connect(listener.address, Credentials.load(credentials) if credentials else None)
+    answers, messages = connect(listener.address, "", Credentials.load(credentials) if credentials else None)
     with answers, messages:
         buffer = FrameBuffer()
 
@@ -111,40 +113,54 @@ def test_messages_and_answers(ends: tuple[Listener, str]) -> None:
         connection.end()
         loop.close()
     assert listener.ends.get(timeout=30) is None
-    assert listener.senders == ["me" if credentials else None]
+    assert listener.senders == ["machine me" if credentials else "a host"]
 
 
 @pytest.mark.parametrize("role", ["client", "operator", "controller", "other", ""])
-def test_only_hosts_of_the_cluster_come_in(files: dict[str, str], role: str, capfd: Any) -> None:
+def test_only_hosts_of_the_cluster_come_in(files: dict[str, str], role: str, caplog: pytest.LogCaptureFixture) -> None:
     """CERT-1: of the certificates that the authority made, only those of hosts will do; and none without one."""
     listener = Listener(files["host"])
     with contextlib.closing(listener):
         own = Credentials.load(files[role]) if role else None
         with pytest.raises(errors.PermissionDeniedError if role in set(Role) else OSError) as told:
-            connect(listener.address, own)
+            connect(listener.address, "", own)
         if role in set(Role):
             assert str(told.value) == f"only hosts send transfers, and {role} me is none"
-        for stream in connect(listener.address, Credentials.load(files["host"])):
+        for stream in connect(listener.address, "", Credentials.load(files["host"])):
             stream.close()
         assert listener.ends.get(timeout=30) is None
-    assert "a stream is refused: " in capfd.readouterr().err
+    assert re.search("a stream from 127.0.0.1:[0-9]+ is refused: ", caplog.text)
 
 
-def test_without_encryption_a_secret_says_that_the_controller_has_introduced_a_host() -> None:
-    listener = Listener("", f"#{'5' * 32}")
-    with contextlib.closing(listener):
-        for wrong in ("", "#", f"#{'6' * 32}", f"#{'5' * 31}"):
-            with pytest.raises(errors.PermissionDeniedError, match="only hosts that the controller has introduced"):
-                connect(listener.address + wrong, None)
-        for stream in connect(f"{listener.address}#{'5' * 32}", None):
-            stream.close()
-        assert listener.ends.get(timeout=30) is None
+def test_a_secret_says_that_the_controller_has_introduced_a_machine(files: dict[str, str]) -> None:
+    """CERT-1: with a certificate and without."""
+    for credentials in ("", files["host"]):
+        own = Credentials.load(credentials) if credentials else None
+        listener = Listener(credentials, "5" * 32)
+        with contextlib.closing(listener):
+            for wrong in ("", "6" * 32, "5" * 31, "5" * 31 + "\xff"):
+                with pytest.raises(errors.PermissionDeniedError, match="only hosts that the controller has introduced"):
+                    connect(listener.address, wrong, own)
+            for stream in connect(listener.address, "5" * 32, own):
+                stream.close()
+            assert listener.ends.get(timeout=30) is None
+
+
+def test_who_is_at_an_address(files: dict[str, str]) -> None:
+    """CERT-1: a host that is lost is nowhere, though its address has no secret."""
+    there = StreamAddress.parse("m1@[::1]:7000#s3cret")
+    assert there == ("m1", "[::1]:7000", "s3cret")
+    assert StreamAddress.parse("unix:/a/b.sock") == ("", "unix:/a/b.sock", "")
+    named = [Identity(Role.HOST, name, expires=1.0) for name in ("m1", "m2")]
+    assert [Sender(each, "s3cret").is_at(there) for each in [None, *named]] == [True, True, False]
+    assert not any(Sender(each, secret).is_at(there) for each in [None, *named] for secret in ("", "s3cre", "\xff"))
+    assert not Sender(None, "").is_at(StreamAddress.parse(""))
 
 
 def test_a_host_calls_only_hosts(files: dict[str, str]) -> None:
     for role in ("client", "other"):
         with contextlib.closing(Listener(files[role])) as listener, pytest.raises(OSError):
-            connect(listener.address, Credentials.load(files["host"]))
+            connect(listener.address, "", Credentials.load(files["host"]))
 
 
 def test_frames_however_they_are_cut() -> None:
@@ -194,7 +210,7 @@ def test_what_is_no_frame_ends_the_stream(sent: bytes, why: str) -> None:
     "said",
     [b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", hello(bytes(16), 7), hello(bytes(16), 1), b"pw"],
 )
-def test_what_is_no_host_ends_alone(said: bytes, capfd: Any) -> None:
+def test_what_is_no_host_ends_alone(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Neither another protocol, nor messages of a stream that nobody opened, nor half a line disturbs the others."""
     listener = Listener("")
     with contextlib.closing(listener):
@@ -204,10 +220,10 @@ def test_what_is_no_host_ends_alone(said: bytes, capfd: Any) -> None:
             with contextlib.suppress(OSError):  # it may have hung up already
                 caller.shutdown(socket.SHUT_WR)
                 assert caller.recv(1) == b""
-        for stream in connect(listener.address, None):
+        for stream in connect(listener.address, "", None):
             stream.close()
         assert listener.ends.get(timeout=30) is None
-    assert "a stream is refused: " in capfd.readouterr().err
+    assert re.search("a stream from 127.0.0.1:[0-9]+ is refused: ", caplog.text)
 
 
 def test_silent_callers_do_not_keep_hosts_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +235,7 @@ def test_silent_callers_do_not_keep_hosts_out(monkeypatch: pytest.MonkeyPatch) -
             stack.enter_context(socket.create_connection((host, int(port))))
         for attempt in range(100):
             try:
-                opened = connect(listener.address, None)
+                opened = connect(listener.address, "", None)
                 break
             except OSError:
                 assert attempt < 99
