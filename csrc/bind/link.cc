@@ -146,7 +146,7 @@ void register_link(py::module_& m) {
         return py::dict("bytes_out"_a = now.bytes_out, "bytes_in"_a = now.bytes_in, "records_out"_a = now.records_out,
                         "records_in"_a = now.records_in, "dropped"_a = now.dropped,
                         "round_trip_ns"_a = now.round_trip_ns, "heard_ns"_a = now.heard_ns,
-                        "clock_ahead_ns"_a = now.clock_ahead_ns);
+                        "clock_ahead_ns"_a = now.clock_ahead_ns, "kept"_a = now.kept, "most_kept"_a = now.most_kept);
       });
 }
 

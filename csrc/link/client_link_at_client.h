@@ -43,6 +43,7 @@ class ClientLinkAtClient final : public Link {
   bool lease(std::span<std::byte> record, FrameWriter& to);
   bool is_lent(const CommandRecord& record) const;
   void return_leases(const LentBlocks::Lent& lent);
+  void add_kept(Stats& now) const override { add_box(now, to_client_); }
   void count_kept();
   void take_status(const FrameHeader& header, std::span<const std::byte> payload);
   void take_data(std::span<const std::byte> payload);

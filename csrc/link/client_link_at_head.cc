@@ -179,4 +179,9 @@ bool ClientLinkAtHead::flush() {
   return has_cancels || has_records;
 }
 
+void ClientLinkAtHead::add_kept(Stats& now) const {
+  add_box(now, records_);
+  add_box(now, cancels_);
+}
+
 }  // namespace pathways

@@ -40,6 +40,7 @@ class ClientLinkAtHead final : public Link {
   void look(int64_t now_ns) override { blocks_.look(now_ns); }
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;
   bool flush() override;
+  void add_kept(Stats& now) const override;
   void forget() override {}
   void send_status(FrameWriter& to);
   void send_retired(FrameWriter& to);

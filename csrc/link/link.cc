@@ -222,6 +222,11 @@ void Link::keep(Outbox& box, std::span<const std::byte> bytes) {
   ++stats_.records_in;
 }
 
+void Link::add_box(Stats& now, const Outbox& box) {
+  now.kept += box.overflow_bytes();
+  now.most_kept += kMostKept + kMostFrame;
+}
+
 // -------------------------------------------------------------------------------------------------------------- life
 
 void Link::close() {
@@ -238,6 +243,10 @@ Link::Stats Link::stats() {
   const std::lock_guard lock(mutex_);
   Stats now = stats_;
   now.heard_ns = clock_() - heard_at_ns_;
+  now.most_kept = kMostKept + kMostFrame;
+  add_kept(now);
+  const std::lock_guard queue_lock(queue_mutex_);
+  now.kept += queued_bytes_;
   return now;
 }
 

@@ -76,6 +76,7 @@ class Link : public std::enable_shared_from_this<Link> {
     int64_t round_trip_ns = 0;   ///< of the last ping; 0: none yet
     int64_t heard_ns = 0;        ///< how long ago something was delivered
     int64_t clock_ahead_ns = 0;  ///< how far the other end's clock is ahead, within half a round trip; 0: not known yet
+    uint64_t kept = 0, most_kept = 0;  ///< bytes that wait here to be sent or read, and how many may (LINK-4)
   };
   Stats stats();
 
@@ -114,11 +115,14 @@ class Link : public std::enable_shared_from_this<Link> {
   virtual void take(const FrameHeader& header, std::span<const std::byte> payload) = 0;
   /// Puts what waits into the rings. True: something still waits.
   virtual bool flush() = 0;
+  /// Adds what waits for room in the rings, by `add_box` of each.
+  virtual void add_kept(Stats& now) const = 0;
   /// Drops all that the end has; its memory goes.
   virtual void forget() = 0;
 
   bool send_data(FrameWriter& to);
   void keep(Outbox& box, std::span<const std::byte> record);
+  static void add_box(Stats& now, const Outbox& box);
   void enqueue_word(FrameKind kind, uint64_t word);
   [[noreturn]] static void refuse(const std::string& why);
   /// The first bytes of a payload. Throws Error(kInvalid) when it has fewer; `what` it should be.

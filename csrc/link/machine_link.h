@@ -69,6 +69,7 @@ class MachineLink final : public Link {
   void sent(const Block& block) override;
   bool must_look_soon() const override;
   void look(int64_t now_ns) override;
+  void add_kept(Stats& now) const override;
   bool pump_host(uint32_t number, FarHost& host, FrameWriter& to);
   bool pump_far(uint32_t number, FarHost& host, FrameWriter& to);
   bool lease(uint32_t host, std::span<std::byte> record, FrameWriter& to);

@@ -162,4 +162,11 @@ bool MachineLink::flush() {
   return has_overflow;
 }
 
+void MachineLink::add_kept(Stats& now) const {
+  for (const auto& [number, host] : hosts_) {
+    add_box(now, host.to);
+    if (host.to_far.is_connected()) add_box(now, host.to_far);
+  }
+}
+
 }  // namespace pathways

@@ -101,7 +101,7 @@ def _show(stats: StatsReply) -> None:
     if not stats.clients:
         console.print("no clients")
         return
-    clients = Table("client", "pid", "slices", "programs", "resident", "", box=None)
+    clients = Table("client", "pid", "slices", "programs", "resident", "shared, at most", "", box=None)
     for client in stats.clients:
         clients.add_row(
             str(client.client),
@@ -109,6 +109,7 @@ def _show(stats: StatsReply) -> None:
             str(client.slices),
             str(client.programs),
             bytes_text(client.resident_bytes),
+            bytes_text(client.most_kept),
             ", ".join(_what_is_special(client)),
         )
     console.print(clients)
@@ -124,7 +125,8 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
     console.print(f"machines join at {stats.port}", highlight=False)
     if not stats.machines:
         return
-    table = Table("machine", "island", "address", "link", "sent", "received", "round trip", "for", box=None)
+    traffic = ("sent", "received", "waits here", "round trip")
+    table = Table("machine", "island", "address", "link", *traffic, "for", box=None)
     for machine in stats.machines:
         table.add_row(
             machine.name,
@@ -133,6 +135,7 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
             "TLS 1.3" if machine.is_encrypted else "[bold red]not encrypted[/]",
             bytes_text(machine.bytes_out),
             bytes_text(machine.bytes_in),
+            f"{bytes_text(machine.kept_bytes)} of {bytes_text(machine.most_kept_bytes)}",
             f"{machine.round_trip_ns / 1e3:.0f} us" if machine.round_trip_ns else "-",
             duration_text(machine.connected_s),
         )

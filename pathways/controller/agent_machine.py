@@ -112,6 +112,7 @@ class AgentMachine:
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
         self.logs = LogsThere(self.name, self.requests.put_nowait)
         self._hosts: dict[int, FarHost] = {}
+        self._segment_bytes: dict[int, int] = {}  # by host
         self.is_lost = asyncio.Event()
 
     def arena_bytes_of(self, segment: Any) -> int:
@@ -125,6 +126,7 @@ class AgentMachine:
         """See `Machine`. The segments are twins: the agent makes its own."""
         host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation)
         segment = segments[config.host]
+        self._segment_bytes[config.host] = segment.nbytes
         self.link.native.add_host(config.host, config.incarnation, segment, self._controller_segment)
         self.requests.put_nowait(pb.AgentRequest(start_host=start_of(config, token)))
         return host
@@ -132,7 +134,7 @@ class AgentMachine:
     def forget(self, number: int, host: FarHost) -> None:
         """Takes no more records from a host."""
         if self._hosts.get(number) is host:
-            del self._hosts[number]
+            del self._hosts[number], self._segment_bytes[number]
             self.link.native.remove_host(number)
 
     def stream_of(self, host: int, incarnation: int) -> str:
@@ -177,6 +179,8 @@ class AgentMachine:
             bytes_in=link["bytes_in"],
             round_trip_ns=link["round_trip_ns"],
             connected_s=time.monotonic() - self._since,
+            kept_bytes=link["kept"],
+            most_kept_bytes=link["most_kept"] + sum(self._segment_bytes.values()),
         )
 
     def let_go(self) -> None:

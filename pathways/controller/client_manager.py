@@ -318,6 +318,7 @@ class ClientManager:
             has_unread=use.get("has_unread", False),
             memory=use.get("memory", 0),
             is_waiting=use.get("is_waiting", False),
+            most_kept=client.connection.most_kept,
             variables=client.variables,
         )
 

@@ -125,6 +125,12 @@ class Connection:
         """Whether it has an operator's rights whatever else it is."""
         return False
 
+    @property
+    def most_kept(self) -> int:
+        """Bytes that it can take on the controller's machine: of shared memory, and of its link."""
+        shared = 0 if self.segment is None else int(self.segment.nbytes)
+        return shared + (0 if self.link is None else int(self.link.stats()["most_kept"]))
+
     def tell(self, message: fd_passing.Message) -> None:
         """Sends a message if the other end still takes one."""
 

@@ -317,6 +317,9 @@ TEST(Link, WhoSaysMoreThanAHostReadsIsSilenced) {
     return last;
   };
   for (uint64_t said = 0; said < Link::kMostKept + (1u << 20); said += 12'000) say({0, 1}, said, 12'000);
+  const Link::Stats full = link.stats();
+  EXPECT_GT(full.kept, Link::kMostKept);
+  EXPECT_LE(full.kept, full.most_kept);
   EXPECT_EQ(last_heard(), joined(PeerHeader{0, 1})) << "the host closes the channel";
   say({0, 1}, 7);
   EXPECT_TRUE(last_heard().empty());

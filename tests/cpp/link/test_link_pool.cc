@@ -189,6 +189,9 @@ TEST(LinkPool, ALinkThatBrokeIsNamed) {
   for (uint64_t sent = 0; sent <= Link::kMostKept + (1U << 20); sent += payload.size()) {
     machine.at_head->enqueue(FrameKind::kPeer, 0, 0, payload);
   }
+  const Link::Stats full = machine.at_head->stats();
+  EXPECT_GT(full.kept, Link::kMostKept);
+  EXPECT_LE(full.kept, full.most_kept);
   const auto found = head.pool->collect(head.buffer);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->slot, machine.at_head->slot());

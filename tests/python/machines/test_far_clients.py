@@ -30,11 +30,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import psutil
 import pytest
+from click.testing import CliRunner
 from control_clusters import eventually
 from jax.sharding import PartitionSpec as P
 from machines import MachineCluster
 
 import pathways as pw
+from pathways import cli
 from pathways.agent.controller_session import Endpoint
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
@@ -66,6 +68,18 @@ def link_process(cluster: pw.Cluster) -> psutil.Process:
 
 def clients(machines: MachineCluster) -> list[int]:
     return [each["client"] for each in machines.handle.control.cluster_stats()["clients"]]
+
+
+def test_status_says_what_each_peer_can_take_at_the_head(machines: MachineCluster) -> None:
+    """LINK-4: of an agent's machine and of a client, beside what waits there now."""
+    with machines.connect_far(name="ann"), machines.connect(name="ben"):
+        stats = machines.handle.control.cluster_stats()
+        for machine in stats["machines"]:
+            assert 0 <= machine["kept_bytes"] < 1 << 20 < machine["most_kept_bytes"] < 1 << 30
+        (ann,), (ben,) = ([c["most_kept"] for c in stats["clients"] if c["name"] == n] for n in ("ann", "ben"))
+        assert ann > ben > 1 << 20, "a far client has a link, too"
+        shown = CliRunner().invoke(cli.main, ["status", machines.address], env={"COLUMNS": "160"}).output
+    assert re.search(r"\bm0 .* [0-9.]+ (B|KiB) of [0-9.]+ MiB ", shown), shown
 
 
 def test_it_works_as_on_the_machine_itself(machines: MachineCluster) -> None:
