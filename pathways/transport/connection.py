@@ -5,6 +5,9 @@ takes it. A connection ends once, with one reason: its other end closed it, its 
 has passed, or nothing was heard of it for too long. No connection's fault is another one's.
 
 Slow is not silent. Silence counts from the last byte that has come, or that the other end has taken, whole or not.
+When a packet is lost, the kernel keeps back what comes behind it; and if it is lost again, for longer than an end may
+be silent. So an end that sends much on one connection also says on another one that it lives (`beats`): against the
+stream there, where nothing waits before it, and which the kernel sends again soon (`send_again_soon`).
 
 Threading: any thread may call any method. OpenSSL does not let two threads use one connection at the same time, so who
 uses a connection holds its lock. Callbacks run under it, except `on_end`. They may use other connections, but wait for
@@ -28,6 +31,7 @@ import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
+from pathways.transport import HEARTBEAT_S
 from pathways.transport.loop import BUFFER_BYTES, Loop, Served
 
 _RECORD_BYTES = 1 << 14  # TLS decrypts so many at a time; who has sent as many has probably sent more
@@ -35,6 +39,8 @@ _AT_A_TIME = 1 << 17  # of what is sure to come, the loop is woken for so many b
 _WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _TCP_THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h; Python's socket module does not have it
+_BEAT = memoryview(b"\0")
+_STUCK = 4  # who is heard, but takes nothing, has so many times as long
 
 #: Yields where the next bytes go, and is sent how many have come.
 Parser = Generator[memoryview, int, Any]
@@ -90,6 +96,11 @@ class Connection(Served):
         self._heard_at = self._taken_at = time.monotonic()
         self._waiting = 0  # bytes in the kernel, when it was looked at last
         self._low_water = 1
+        self._beat_at = 0.0
+        #: Another connection with the same end. What comes there is heard here.
+        self.other: Connection | None = None
+        #: While the other end has not taken all that was sent here, it is told on `other` that this one lives.
+        self.beats = False
 
     def start(self) -> None:
         """Serves it from now on."""
@@ -200,16 +211,24 @@ class Connection(Served):
             self.end(why)
 
     def look(self, now: float) -> None:
-        """Ends the connection if it is late or silent."""
+        """Ends the connection if it is late or silent. Of two with one end, tells on the other that this one lives."""
+        other = self.other
         with self.lock:
-            if self._kept and (waiting := _waiting(self.sock)) != self._waiting:
+            waiting = 0 if self.is_over else _waiting(self.sock)
+            if waiting != self._waiting:
                 self._waiting, self._taken_at = waiting, now
-            is_stuck = bool(self._kept) and now - self._taken_at > self._silence_s
-            is_silent = self._reads and now - self._heard_at > self._silence_s
+            heard_at = self._heard_at if other is None else max(self._heard_at, other._heard_at)
+            is_silent = self._reads and now - heard_at > self._silence_s
+            patience_s = self._silence_s * (1 if other is None else _STUCK)
+            is_stuck = bool(self._kept) and now - self._taken_at > patience_s
+            beats = self.beats and waiting > 0 and now - self._beat_at >= HEARTBEAT_S
+            self._beat_at = now if beats else self._beat_at
         if now > self._deadline:
             self.end(self._late)
         elif is_stuck or is_silent:
             self.end(f"nothing was heard of it for {self._silence_s:g} s")
+        elif beats and other is not None:  # not under the lock: the other one's look has both the other way round
+            other.send(_BEAT, stays=True)
 
     def _write(self, data: memoryview) -> memoryview:
         """Sends what the socket takes now, and returns the rest."""
@@ -284,6 +303,11 @@ def delivering(loop: Loop, deliver: Callable[[memoryview], object]) -> Parser:
     while True:
         count = yield loop.buffer
         deliver(loop.buffer[:count])
+
+
+def ignoring(loop: Loop) -> Parser:
+    """Reads what comes, and drops it: it says that the other end lives."""
+    return delivering(loop, lambda _: None)
 
 
 class Pair:

@@ -1,8 +1,8 @@
 """All links of a process to other machines: the loop receives for them, and one thread sends for them.
 
-A link has a connection per direction. What it sends comes from memory of other processes, for which one thread waits:
-it cannot wait for sockets, too. `csrc/link/link.h` says what the bytes are, and the native pool which link has some
-(`csrc/link/link_pool.h`).
+A link has a connection per direction. Against it go only signs of life (`Connection.beats`). What it sends comes from
+memory of other processes, for which one thread waits: it cannot wait for sockets, too. `csrc/link/link.h` says what the
+bytes are, and the native pool which link has some (`csrc/link/link_pool.h`).
 
 POOL-2: if a connection takes nothing now, nothing more is collected for its link until it takes it. LINK-1: a link
 breaks once, for the first reason that either connection finds, or if nothing was heard of it for `SILENCE_S`. No link's
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.transport import HEARTBEAT_S, SILENCE_S
-from pathways.transport.connection import Connection, Pair, delivering
+from pathways.transport.connection import Connection, Pair, delivering, ignoring
 from pathways.transport.loop import Loop
 
 _BUFFER_BYTES = 1 << 20
@@ -38,10 +38,14 @@ class Link(Pair):
         super().__init__(on_broken)
         self._links, self._native = links, native
         loop = links.loop
-        self.sending = Connection(loop, sending, self.ended, on_room=self._resume, silence_s=SILENCE_S)
+        self.sending = Connection(
+            loop, sending, self.ended, parse=ignoring(loop), on_room=self._resume, silence_s=SILENCE_S
+        )
         self.receiving = Connection(
             loop, receiving, self.ended, parse=delivering(loop, native.deliver), silence_s=SILENCE_S
         )
+        self.sending.other, self.receiving.other = self.receiving, self.sending
+        self.sending.beats = True
 
     def ended(self, why: str) -> None:
         """See `Pair`."""

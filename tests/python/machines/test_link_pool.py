@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -21,7 +20,7 @@ import pytest
 from pathways import _native
 from pathways.transport import links, tunnels
 from pathways.transport.links import Links
-from pathways.transport.loop import Listener, Loop
+from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels, TunnelServer
 
 _DEADLINE_S = 20.0
@@ -218,6 +217,25 @@ def test_slow_is_not_silent(pool: Links, monkeypatch: pytest.MonkeyPatch) -> Non
             pair.says.sendall(bytes([byte]))
             time.sleep(0.15)
         assert not pair.reasons
+    finally:
+        pair.close()
+
+
+def test_who_lives_says_so_against_a_stream_that_stops(pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel keeps back behind a lost packet is no silence of the other end (LINK-1)."""
+    monkeypatch.setattr(links, "SILENCE_S", 1.0)
+    monkeypatch.setattr("pathways.transport.connection.HEARTBEAT_S", 0.2)
+    pair = Pair(pool)
+    try:
+        threading.Thread(target=pair.says.sendall, args=(ping() * 40_000,), daemon=True).start()
+        wait_for(lambda: pair.member.sending.kept_bytes > 0)
+        for _ in range(12):  # 2.4 s, in which nothing comes and nothing is taken
+            pair.hears.sendall(b"\0")
+            time.sleep(0.2)
+        assert not pair.reasons
+        assert pair.says.recv(1 << 10).strip(b"\0") == b"", "it says that it lives, too"
+        wait_for(lambda: pair.reasons)
+        assert pair.reasons == ["nothing was heard of it for 1 s"]
     finally:
         pair.close()
 
@@ -460,32 +478,3 @@ def test_a_server_whose_other_end_cannot_be_dialled(
     connection.close()
     server.close()
     assert "a tunnel to the controller could not be opened: not there" in capfd.readouterr().err
-
-
-class Exhausted(socket.socket):
-    """A socket that listens in a process that has no descriptors for a second."""
-
-    def __init__(self) -> None:
-        super().__init__(socket.AF_INET)
-        self.until = time.monotonic() + 1.0
-        self.refusals = 0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        if time.monotonic() < self.until:
-            self.refusals += 1
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
-
-
-def test_a_listener_waits_until_there_are_descriptors(loop: Loop) -> None:
-    """It neither ends nor spins while there are none."""
-    listening = Exhausted()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen()
-    callers: list[socket.socket] = []
-    listener = Listener(loop, listening, lambda caller, name: callers.append(caller))
-    with socket.create_connection(listening.getsockname()):
-        wait_for(lambda: callers)
-    assert 1 <= listening.refusals <= 5
-    callers[0].close()
-    listener.close()

@@ -6,11 +6,13 @@ CERT-4  all
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import resource
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 from trust_cases import HELLO, Controller, at_once, lines, read_all, read_exactly, until, waiting
@@ -142,5 +144,35 @@ def test_a_loop_that_is_busy_takes_new_callers_all_the_same() -> None:
     assert len(turns) <= 2
     for sock in calling + taken:
         sock.close()
+    listener.close()
+    loop.close()
+
+
+class Exhausted(socket.socket):
+    """A socket that listens in a process that has no descriptors for a second."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_INET)
+        self.until = time.monotonic() + 1.0
+        self.refusals = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if time.monotonic() < self.until:
+            self.refusals += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_listener_waits_until_there_are_descriptors() -> None:
+    """It neither ends nor spins while there are none."""
+    loop, listening = Loop(), Exhausted()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    callers: list[socket.socket] = []
+    listener = Listener(loop, listening, lambda caller, name: callers.append(caller))
+    with socket.create_connection(listening.getsockname()):
+        until(lambda: bool(callers), "it is taken")
+    assert 1 <= listening.refusals <= 5
+    callers[0].close()
     listener.close()
     loop.close()
