@@ -82,22 +82,23 @@ fuzz-guided: ## a minute in which coverage chooses the mutations (libFuzzer; Cla
 
 # PORT_SECONDS: for each port, and for each native target. PATHWAYS_TEST_SEED and PATHWAYS_SEED repeat a run.
 PORT_SECONDS ?= 60
+PORT_TESTS := tests/python/machines/test_machine_fuzz.py tests/python/machines/test_machine_records.py
 fuzz-ports: export PATHWAYS_FUZZ_EACH = $(PORT_SECONDS)
-fuzz-ports: $(BUILT) ## a minute of mutated bytes at each port of a cluster of machines; natively under AddressSanitizer
+fuzz-ports: $(BUILT) ## a minute of mutated bytes at each port of a cluster of machines, and of each peer; natively under AddressSanitizer
 	@$(MAKE) --no-print-directory cpp-asan TARGET="test_fuzz_links test_fuzz_encodings" \
 	    CTEST_ARGS="-R 'fuzz_(links|encodings)' --timeout 3600 --verbose"
-	@python -m pytest -q -s tests/python/machines/test_machine_fuzz.py
+	@python -m pytest -q -s $(PORT_TESTS)
 
 # In a checkout of its own, as an installation of ours builds in its own tree. gcc's library goes into every process,
 # and the C++ library with it, or it would not see what other extensions throw.
 ASAN_TREE := build/asan-tree
 ASAN_LIBRARIES = $(foreach library,libasan.so libstdc++.so,$(realpath $(shell g++ -print-file-name=$(library))))
-asan-ports: ## the same with controller, agents and hosts under AddressSanitizer: what is committed, built with g++
+asan-ports: ## the same, and of a client here, with all processes under AddressSanitizer: what is committed, built with g++
 	@rm -rf $(ASAN_TREE) && git clone --quiet . $(ASAN_TREE)
 	@CXX=g++ SKBUILD_CMAKE_DEFINE=PATHWAYS_SANITIZE=address $(MAKE) --no-print-directory -C $(ASAN_TREE) VENV=.venv setup
 	@cd $(ASAN_TREE) && PATHWAYS_FUZZ_EACH=$(PORT_SECONDS) LD_PRELOAD="$(ASAN_LIBRARIES)" \
 	    ASAN_OPTIONS=detect_leaks=0,halt_on_error=1,abort_on_error=1,handle_segv=0 \
-	    .venv/bin/python -m pytest -q -s -n 0 tests/python/machines/test_machine_fuzz.py
+	    PATHWAYS_FUZZ_SECONDS=$(PORT_SECONDS) .venv/bin/python -m pytest -q -s -n 0 $(PORT_TESTS) tests/stress/test_fuzz.py
 
 # Configure, build and test a preset of CMakePresets.json, quietly unless something fails.
 cpp-%: $(DEPS)

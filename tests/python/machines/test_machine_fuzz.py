@@ -5,6 +5,7 @@ log that a fault of the cluster would write, and each port serves as before.
     the port           what comes before TLS and within it: first lines with and without tokens
     links              frames of a machine that has joined
     control            the tunnel to the controller's gRPC server: HTTP/2
+    sessions           what an agent and its hosts say in their gRPC calls, in good protobuf and in bad
     streams            where hosts receive transfers: the two connections of a stream within TLS, frames, and transfers
 
 PATHWAYS_FUZZ_EACH says for how many seconds each (2), PATHWAYS_SEED repeats what a run draws. The native half of the
@@ -22,17 +23,21 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import grpc
 import psutil
 import pytest
 from chunks import chunk
 from hostile_cases import FalseAgent, Log, plain, raw_tls
-from hostile_scene import Scene, machine_of, stream_port
+from hostile_scene import Scene, joined, machine_of, stream_port
 from recorded_calls import recorded
 from stream_cases import StreamRefusedError, framed, hello, say
 from trust_cases import read_all
 
 from pathways import errors
+from pathways.protocol import agent_pb2 as pb_agent
+from pathways.protocol import control_pb2 as pb
 from pathways.trust import Credentials, Role, dial, first_line
 
 SECONDS = float(os.environ.get("PATHWAYS_FUZZ_EACH", "2"))
@@ -232,6 +237,66 @@ def test_control(campaign: Campaign) -> None:
             yield 1
 
     campaign.play("control", attempts)
+
+
+def reports_of(generator: random.Random, incarnation: int) -> tuple[list[bytes], list[bytes]]:
+    """What an agent may say of its host 2, and what that host may say."""
+    number = generator.choice((0, 0, 1, 2, 3, 1 << 20, -1, (1 << 31) - 1))
+    error = pb.Error(type=generator.choice(("ProgramError", "", "x")), message="m" * generator.choice((0, 9, 70_000)))
+    there = {"host": generator.choice((2, 2, 2, 0, 1, number)), "incarnation": generator.choice((incarnation, number))}
+    of_agent: list[Any] = [
+        pb_agent.AgentReport(started=pb_agent.FarHostStarted(**there, pid=number)),
+        pb_agent.AgentReport(ended=pb_agent.FarHostEnded(**there, returncode=number, log_tail="tail")),
+        pb_agent.AgentReport(log_piece=pb_agent.LogPiece(request=number, data=b"a log", end=number, size=number)),
+    ]
+    memory = pb.ProgramMemory(
+        devices=[pb.ProgramMemory.DeviceNeed(device=number, peak=number, eager=number)],
+        results=[pb.ProgramMemory.Result(mesh=number, bytes=number, same_as=number)],
+        donated=[number],
+    )
+    answers: list[dict[str, Any]] = [
+        {"stage": pb.HostStage(stage=generator.randrange(7), detail="d", device_bytes=number)},
+        {"client_attached": error},
+        {"program_stored": pb.Answer(number=number, error=error)},
+        {"program_compiled": pb.ProgramCompiled(program_id=number, error="", memory=memory)},
+        {"stats": pb.HostCounts(runs=1 << 60, oldest_runs=["x"])},
+        {"analysis": pb.Analysis(error="e")},
+        {"peers_replaced": pb.PeersReplaced(refused=[pb.Answer(number=number, error=error)])},
+        {"client_offloaded": pb.ClientOffloaded(error="e", bytes=number)},
+        {"callback": pb.CallbackPart(client=number, host=number, incarnation=incarnation, call=number, data=b"d")},
+        {"traced": pb.TracePart(host=number, records=b"r" * 17, now_ns=number)},
+    ]
+    of_host = [pb.HostReport(request=generator.choice((0, number, 1, 2)), **answer) for answer in answers]
+    return [each.SerializeToString() for each in of_agent], [each.SerializeToString() for each in of_host]
+
+
+def test_sessions(campaign: Campaign) -> None:
+    """By a machine that has joined with a good certificate, and knows its secrets."""
+    scene = campaign.scene
+
+    def attempts(mutator: Mutator) -> Iterator[int]:
+        while True:
+            count = 0
+            try:
+                with joined(scene) as there, contextlib.suppress(grpc.RpcError):
+
+                    def said(of_host: bool, most: int) -> Iterator[bytes]:
+                        nonlocal count
+                        for _ in range(most):
+                            text = mutator.random.choice(reports_of(mutator.random, there.started.incarnation)[of_host])
+                            count += 1
+                            yield mutator.changed(text) if mutator.random.random() < 0.2 else text
+
+                    there.say_as_host(said(True, mutator.random.choice((5, 50))))
+                    for report in said(False, 50):
+                        there.say(report)
+                    there.over.wait(1)
+            except (errors.PathwaysError, StopIteration, grpc.RpcError) as error:  # its last link is not over yet
+                assert isinstance(error, grpc.RpcError) or re.search("already|no link of this machine|^$", str(error))
+                time.sleep(0.02)
+            yield count
+
+    campaign.play("sessions", attempts)
 
 
 def messages_of_transfers(generator: random.Random) -> list[bytes]:

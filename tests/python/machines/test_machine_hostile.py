@@ -395,9 +395,9 @@ def test_a_machine_that_has_left_sends_no_more(scene: Scene) -> None:
     where, log = stream_port(scene, 1), Log(scene.machines.handle.address, 1)
     before = ""
     for _ in range(2):
-        with joined(scene) as (agent, started):
-            assert started.host == 2
-            secret = agent.welcome["secret"]
+        with joined(scene) as there:
+            assert there.started.host == 2
+            secret = there.agent.welcome["secret"]
             eventually(
                 lambda secret=secret: send(where, scene.host, 2, secret) == ["nobody waits for it there"],
                 "host 1 was told of the machine",
