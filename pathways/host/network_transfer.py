@@ -6,7 +6,7 @@ into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long on
 receiver answers once: it is written completely, or why it never will be. The receiving host sees by itself what has
 come; no record goes by way of the controller's machine for it. A short transfer may come before its receive has memory:
 then the receiver keeps it (FAR-3). When a stream breaks, all its unanswered transfers have failed; the next outgoing
-transfer opens a new stream. The kernel ends a stream whose other machine was silent for `ANSWER_S`
+transfer opens a new stream. The kernel ends a stream whose other machine was silent for `TAKES_NOTHING_S`
 (pathways/host/stream_sockets.py).
 
 `jax.experimental.transfer` is not used, for two reasons. It has no call to withdraw an offer, so what a sender offers

@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from pathways import errors
-from pathways.transport import ANSWER_S, HEARTBEAT_S
+from pathways.transport import HEARTBEAT_S, TAKES_NOTHING_S
 from pathways.transport.callers import Caller, Callers, Steps, received, sent
 from pathways.transport.connection import Connection
 from pathways.trust.address import Address
@@ -97,7 +97,7 @@ def _watch(connection: socket.socket) -> None:
         (socket.TCP_NODELAY, 1),
         (socket.TCP_KEEPIDLE, int(HEARTBEAT_S)),
         (socket.TCP_KEEPINTVL, int(HEARTBEAT_S)),
-        (socket.TCP_USER_TIMEOUT, int(ANSWER_S * 1e3)),
+        (socket.TCP_USER_TIMEOUT, int(TAKES_NOTHING_S * 1e3)),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -17,3 +17,6 @@ HEARTBEAT_S = 1.0
 ANSWER_S = 3.5
 #: An end of which nothing was heard for this long, in seconds, counts as gone.
 SILENCE_S = HEARTBEAT_S + ANSWER_S
+#: A stream of which the other end has taken nothing for this long, in seconds, counts as broken, although that end may
+#: live: the kernel sends lost packets again at ever longer intervals. A machine that is gone is known by its link.
+TAKES_NOTHING_S = 4 * SILENCE_S

@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
-from pathways.transport import HEARTBEAT_S
+from pathways.transport import HEARTBEAT_S, TAKES_NOTHING_S
 from pathways.transport.loop import BUFFER_BYTES, Loop, Served
 
 _RECORD_BYTES = 1 << 14  # TLS decrypts so many at a time; who has sent as many has probably sent more
@@ -40,7 +40,6 @@ _WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _TCP_THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h; Python's socket module does not have it
 _BEAT = memoryview(b"\0")
-_STUCK = 4  # who is heard, but takes nothing, has so many times as long
 
 #: Yields where the next bytes go, and is sent how many have come.
 Parser = Generator[memoryview, int, Any]
@@ -219,7 +218,7 @@ class Connection(Served):
                 self._waiting, self._taken_at = waiting, now
             heard_at = self._heard_at if other is None else max(self._heard_at, other._heard_at)
             is_silent = self._reads and now - heard_at > self._silence_s
-            patience_s = self._silence_s * (1 if other is None else _STUCK)
+            patience_s = self._silence_s if other is None else TAKES_NOTHING_S
             is_stuck = bool(self._kept) and now - self._taken_at > patience_s
             beats = self.beats and waiting > 0 and now - self._beat_at >= HEARTBEAT_S
             self._beat_at = now if beats else self._beat_at

@@ -47,6 +47,8 @@ def play_cut(cell: Cell, place: Place, work: Work, say: Callable[..., None], cut
     works: dict[str, Callable[[], object]] = {"calls": lambda: work.calls(5)}
     if bulk:
         works |= {"put": work.put, "fetch": work.fetch}
+        if cell.side == "machine":
+            works["hop"] = work.hop
     threads = [threading.Thread(target=repeat, args=each, daemon=True) for each in works.items()]
     for thread in threads:
         thread.start()

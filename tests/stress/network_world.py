@@ -66,6 +66,8 @@ class Work:
         self._step = pw.jit(lambda x, n: x * 3 + n, devices=where)
         self._make = pw.jit(lambda n: jnp.arange(count, dtype=jnp.uint32) * n, devices=where)
         self._digest = pw.jit(lambda x: jnp.sum(x * (jnp.arange(count, dtype=jnp.uint32) * 2 + 1)), devices=where)
+        near = pw.make_virtual_device_set(cluster).add_slice(devices=1, island=0)
+        self._make_near = pw.jit(lambda n: jnp.arange(count, dtype=jnp.uint32) * n, devices=near)
         self._x = np.arange(8, dtype=np.uint32)
         self.calls(3)
         assert np.asarray(self._digest(self._make(np.uint32(3)))) == digest(made(3))
@@ -83,6 +85,10 @@ class Work:
     def put(self) -> None:
         x = np.random.default_rng(7).integers(0, 2**32, LARGE // 4, dtype=np.uint32)
         assert np.asarray(self._digest(self._put(x, self._where))) == digest(x), "what was put is wrong"
+
+    def hop(self) -> None:
+        """The head's machine sends what it has made."""
+        assert np.asarray(self._digest(self._make_near(np.uint32(9)))) == digest(made(9)), "what was sent is wrong"
 
     def fetch(self) -> None:
         np.testing.assert_array_equal(np.asarray(self._make(np.uint32(5))), made(5))
