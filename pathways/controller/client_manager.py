@@ -16,7 +16,7 @@ from typing import Any
 from pathways import errors
 from pathways.controller import client_limits
 from pathways.controller.callback_router import CallbackRouter
-from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.cluster_manager import MOST_SAID, ClusterManager
 from pathways.controller.connections import Connections
 from pathways.controller.draining import Draining
 from pathways.controller.host_requests import HostRequests
@@ -169,8 +169,14 @@ class ClientManager:
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile
-        if error := await self.requests.hand_over(host, request, message, segment, ATTACH_TIMEOUT_S):
+        try:
+            error = await self.requests.hand_over(host, request, message, segment, ATTACH_TIMEOUT_S)
+        except errors.HostLostError as late:
+            error = str(late)
+        if error and self.cluster.placement.of(host.number).shares_memory:
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
+        if error and not host.is_lost:  # nothing of the client is there that could be wrong
+            self.cluster.evict(host, f"it does not take client {number}: {error}")
 
     def _connection_lost(self, connection: Connection) -> None:
         if connection.client is not None:
@@ -270,9 +276,15 @@ class ClientManager:
     # -- what hosts report -------------------------------------------------------------------------------------------
 
     def report(self, host: HostRecord, report: pb.HostReport) -> None:
-        """Takes in one report of a host's session."""
-        if self.cluster.hosts[host.number] is not host:
-            return  # a report of a lost host, which has a successor
+        """Takes in one report of a host's session. One that makes no sense ends its host alone (FAULT-1)."""
+        if self.cluster.hosts[host.number] is not host or host.is_lost:
+            return
+        try:
+            self._take(host, report)
+        except Exception as error:
+            self.cluster.evict(host, f"a report of kind {report.WhichOneof('report')}: {error}")
+
+    def _take(self, host: HostRecord, report: pb.HostReport) -> None:
         match report.WhichOneof("report"):
             case "stage":
                 self.cluster.host_stage(host, report.stage)
@@ -281,9 +293,10 @@ class ClientManager:
             case "program_compiled":
                 self.programs.compiled(host, report.program_compiled)
             case "callback":
-                self.callbacks.ask_client(host, report.callback)
+                if self.programs.is_on(host.number, report.callback.client):
+                    self.callbacks.ask_client(host, report.callback)
             case "error":
-                host.error = report.error.error.message
+                host.error = report.error.error.message[:MOST_SAID]
             case _:
                 self.requests.answered(host, report)
 

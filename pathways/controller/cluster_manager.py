@@ -45,6 +45,7 @@ from pathways.protocol.wire import Stage
 from pathways.transport import SILENCE_S
 
 STOP_GRACE_S = 2.0
+MOST_SAID = 8192  #: Characters of what a host says of its faults and its end.
 #: When one host of an island ends, the others that abort because of it end within this time, in seconds.
 FOLLOW_S = 0.02
 #: A process that ends closes its session first. Within this time, in seconds, the end of the process is seen too.
@@ -295,6 +296,12 @@ class ClusterManager:
         host.process.end()
         host.requests.put_nowait(None)
 
+    def evict(self, host: HostRecord, what: str) -> None:
+        """What the host says makes no sense (FAULT-1): whoever started it ends it."""
+        what = what[:MOST_SAID]
+        host.error = host.error or f"It made no sense: {what}."
+        self.placement.of(host.number).evict(host.process, what)
+
     def announce(self, event: pb.StartupEvent) -> None:
         """Reports an event of the start to all watchers. A cluster that is ready reports only that, and its failure."""
         if self.ready and event.stage not in (Stage.CLUSTER_READY, Stage.FAILED):
@@ -309,7 +316,9 @@ class ClusterManager:
         await self._startup_events.wait()
 
     def host_stage(self, host: HostRecord, report: pb.HostStage) -> None:
-        """A host reports a stage of its start."""
+        """A host reports a stage of its start. Raises ValueError: it is none of a host's."""
+        if not Stage.HOST_STARTED < report.stage <= Stage.HOST_READY:
+            raise ValueError(f"a host's stage {report.stage}")
         if report.stage == Stage.HOST_READY and report.device_bytes:
             self.controller.set_budget(list(host.config.devices), report.device_bytes)
             known = self.topology.device_bytes

@@ -17,13 +17,16 @@ Invariants:
     that an exchange begins with are all that it must tell. A host that is lost meanwhile needs to be told nothing.
 
     A start waits for the other hosts, but never for another start of its exchange. What goes wrong with it ends it
-    alone: another host refuses its successors, its machine is lost, its hosts cannot be started, it is cancelled. What
-    the others know of it then does no harm. It is not in the order, so nobody sends it anything, and its next try is
-    introduced to all of them, also to those that know it from their configurations.
+    alone: its machine is lost, its hosts cannot be started, it is cancelled, a host that shares memory with it refuses
+    it. What the others know of it then does no harm. It is not in the order, so nobody sends it anything, and its next
+    try is introduced to all of them, also to those that know it from their configurations.
 
-    When a host does not answer, no start of the exchange can go on: nobody knows for which of them it does not. All of
-    them have failed. A start that follows a failed one has an exchange of its own, so that an island that cannot start
-    does not take others along again.
+    When a host that shares memory with the new ones does not answer, no start of the exchange can go on: nobody knows
+    for which of them it does not. All of them have failed. A start that follows a failed one has an exchange of its
+    own, so that an island that cannot start does not take others along again.
+
+    A host on another machine that refuses a new one, or does not answer, is evicted instead (FAULT-1): nobody else's
+    start may hang on what it says.
 
 Everything here runs on the controller's event loop.
 """
@@ -180,17 +183,17 @@ class Introductions:
     ) -> None:
         """Tells a host of the new ones. Returns when it uses nothing of their predecessors, or is lost itself."""
         limit = self._cluster.config.options.start_timeout_s  # the host itself may still be starting
+        new = {host: start for start in starts for host in start.island.hosts}
         try:
             refused = await self._requests.replace_peers(other, request, segments, limit)
         except errors.HostLostError as error:
-            for start in starts:
-                start.fail(error)
-            return
-        for start in starts:
-            for host in start.island.hosts:
-                if host in refused:
-                    why = f"{other.name} could not take the successor of host {host}: {refused[host]}"
-                    start.fail(errors.HostLostError(why))
+            refused = dict.fromkeys(new, str(error))
+        for host, why in refused.items():
+            why = f"{other.name} could not take the successor of host {host}: {why}"
+            if self._cluster.placement.of(other.number).shares_memory:
+                new[host].fail(errors.HostLostError(why))
+            elif not other.is_lost:  # on another machine nothing of the new ones is there that could be wrong
+                self._cluster.evict(other, why)
 
     # -- the new hosts -----------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[Con
     if not any(cluster.topology.machines):
         return [near]
     add_agents = functools.partial(agent_rpc.add_AgentsServicer_to_server, AgentsService(agents))
-    options = wire.LINKED_OPTIONS if cluster.config.listen else wire.FAR_OPTIONS
+    options = [*(wire.LINKED_OPTIONS if cluster.config.listen else wire.FAR_OPTIONS), *wire.BOUNDS]
     return [near, ControlServer(cluster.far_path, options, [add_agents, add_hosts], is_of_a_machine)]
 
 

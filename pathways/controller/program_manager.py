@@ -259,8 +259,17 @@ class ProgramManager:
             settle(program.stored.get(host.number), report.error.message)
 
     def compiled(self, host: HostRecord, report: pb.ProgramCompiled) -> None:
-        """A host has compiled a program, or could not."""
-        if program := self._programs.get(report.program_id):
-            if report.HasField("memory") and not program.is_admitted:  # else it compiles for a lost host's successor
-                program.memory[host.number] = load(report.memory, ProgramMemory)
-            settle(program.compiled.get(host.number), report.error)
+        """A host has compiled a program, or could not. Raises ValueError: it speaks for devices of others."""
+        program = self._programs.get(report.program_id)
+        if program is None or host.number not in program.compiled:
+            return
+        if report.HasField("memory") and not program.is_admitted:  # else it compiles for a lost host's successor
+            memory = program.memory[host.number] = load(report.memory, ProgramMemory)
+            if not {need.device for need in memory.devices} <= set(host.config.devices):
+                raise ValueError("memory of devices of other hosts")
+        settle(program.compiled[host.number], report.error)
+
+    def is_on(self, host: int, client: int) -> bool:
+        """Whether a program of the client runs on the host."""
+        newest_first = reversed(self._programs.values())
+        return any(program.client == client and host in program.stored for program in newest_first)

@@ -98,9 +98,7 @@ class Islands:
         while True:
             await asyncio.sleep(LOOK_S)
             for number, what in self.cluster.controller.take_faults():
-                host = self.cluster.hosts[number]
-                host.error = host.error or f"It made no sense: {what}."
-                self.cluster.placement.of(number).evict(host.process, what)
+                self.cluster.evict(self.cluster.hosts[number], what)
 
     def _host_ended(self, host: HostRecord) -> None:
         if host.is_lost:

@@ -31,6 +31,7 @@ class Ways:
     ready: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # not set: it is still starting
     answers: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # not set: it does not answer
     refuses: set[int] = dataclasses.field(default_factory=set)  # the successors of these hosts, once
+    refuses_clients: bool = False
     cannot_start: bool = False
 
 
@@ -58,6 +59,10 @@ class Host:
                 self.asked.append(request.replace_peers)
                 await ways.answers.wait()
                 self._answer(record, request, ways)
+            elif request.WhichOneof("what") == "attach_client":
+                await ways.answers.wait()
+                attached = pb.Error(type="ValueError", message="no, thanks") if ways.refuses_clients else pb.Error()
+                self._world.clients.report(record, pb.HostReport(request=request.request, client_attached=attached))
 
     def _answer(self, record: HostRecord, request: pb.HostRequest, ways: Ways) -> None:
         refused = [
@@ -96,7 +101,7 @@ class Host:
         self._task.cancel()
 
     def hand_over(self, message: Any, segment: Any) -> None:
-        self.handed.append(message["peer"])
+        self.handed.append(message.get("peer", -1))
 
     def log_tail(self) -> str:
         return ""
@@ -116,6 +121,7 @@ class Machine:
         self.hosts = hosts
         self.shares_memory = shares_memory
         self.given_up = 0
+        self.evicted: list[str] = []
 
     def new_segment(self, host: int) -> Any:
         return control_doubles.host_segment(host, self._world.cluster.topology.hosts, 1 << 12, 0)
@@ -128,6 +134,10 @@ class Machine:
 
     def cannot_start(self, why: str) -> None:
         self.given_up += 1
+        self._world.agents.leave(self)
+
+    def evict(self, process: Any, why: str) -> None:
+        self.evicted.append(why)
         self._world.agents.leave(self)
 
     async def ready(self, timeout_s: float | None = None) -> None:

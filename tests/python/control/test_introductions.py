@@ -139,13 +139,9 @@ def test_no_island_is_opened_that_somebody_does_not_know(tmp_path: pathlib.Path)
     asyncio.run(run())
 
 
-@kinds
-def test_a_refused_successor_harms_no_other(tmp_path: pathlib.Path, far: bool) -> None:
+def test_a_refused_successor_harms_no_other(tmp_path: pathlib.Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 4, far=far) as made:
-            if far:
-                made.agents.join(*range(4))
-                await made.until(lambda: len(made.up()) == 4, "all are up")
+        async with world(tmp_path, 4) as made:
             made.ways[3].refuses.add(1)
             for number in range(3):
                 made.process(number).die()
@@ -154,6 +150,27 @@ def test_a_refused_successor_harms_no_other(tmp_path: pathlib.Path, far: bool) -
             assert [made.islands.islands[number].incarnation for number in (0, 2)] == [1, 1]
             told = [[each.host for each in request.successors] for request in made.process(3).asked]
             assert told[-2:] == [[0, 1, 2], [1]]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refuses", "is silent"])
+def test_a_machine_that_does_not_take_others_is_put_out(tmp_path: pathlib.Path, is_silent: bool) -> None:
+    """FAULT-1: nothing of the others lies there, so it lies. Their starts do not hang on it."""
+
+    async def run() -> None:
+        async with world(tmp_path, 4, far=True, start_timeout_s=2.0 if is_silent else 20.0) as made:
+            made.agents.join(*range(4))
+            await made.until(lambda: len(made.up()) == 4, "all are up")
+            if is_silent:
+                made.ways[3].answers.clear()
+            else:
+                made.ways[3].refuses.add(1)
+            for number in range(3):
+                made.process(number).die()
+            await made.until(lambda: made.up() == [0, 1, 2], "all others are up")
+            assert [island.failed_starts for island in made.islands.islands[:3]] == [0, 0, 0]
+            assert len(made.agents.machines[3].evicted) == 1
 
     asyncio.run(run())
 
@@ -245,9 +262,7 @@ def test_a_host_that_does_not_answer_is_asked_for_one_island_at_a_time(tmp_path:
     """It does not answer because of one of the successors. The others' next tries go without that one."""
 
     async def run() -> None:
-        async with world(tmp_path, 4, far=True, start_timeout_s=0.3) as made:
-            made.agents.join(*range(4))
-            await made.until(lambda: len(made.up()) == 4, "all are up")
+        async with world(tmp_path, 4, start_timeout_s=1.0) as made:
             made.ways[3].answers.clear()
             asked = len(made.process(3).asked)
             for number in range(3):
