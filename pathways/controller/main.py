@@ -12,6 +12,7 @@ import faulthandler
 import functools
 import importlib
 import os
+import resource
 import signal
 import sys
 
@@ -35,6 +36,8 @@ from pathways.trust.port import Port
 
 # At the end, calls that are under way have this long, in seconds, to receive their error.
 LAST_WORDS_S = 0.5
+# Most systems give a process 1,024, and let it ask for more: every client and machine takes some.
+MOST_DESCRIPTORS = 1 << 16
 
 
 async def run(config: ControllerConfig) -> int:
@@ -114,6 +117,8 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = load_controller(sys.argv[1])
+    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors, min(most, MOST_DESCRIPTORS)), most))
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)
     status = asyncio.run(run(config))

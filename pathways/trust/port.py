@@ -40,7 +40,8 @@ Admission = Callable[[Identity, dict[str, Any]], Mapping[str, Any]]
 
 _FIRST_LINE_S = 5.0
 _LINGER_S = 1.0
-_MOST_OF_ONE = 256  # connections of one peer, if there are descriptors
+_MOST_OF_ONE = 256  # connections of one peer, if there are descriptors: a connection may take three of these
+_PART_OF_TOKEN = 8  # of the descriptors: so many connections of all names that came in by one token
 _TLS_HANDSHAKE = 0x16  # the first byte of a TLS connection
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"CONN", b"PRI ")
 
@@ -242,13 +243,20 @@ class Port:
     def _add(self, sock: socket.socket, identity: Identity, purpose: str) -> None:
         """Counts a connection of a peer, which has a bounded number of them."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = min(_MOST_OF_ONE, descriptors // (4 if identity.role is Role.HOST else 16))  # each host has one
+        most = min(_MOST_OF_ONE, descriptors // 16)
         with self._lock:
             if self._is_closed:
                 raise ConnectionResetError
-            who = identity.role, identity.name
-            if sum((each.role, each.name) == who for each, _ in self._known.values()) >= most:
+            there = [each for each, _ in self._known.values()]
+            if sum((each.role, each.name) == (identity.role, identity.name) for each in there) >= most:
                 raise errors.ResourceExhaustedError(f"{identity} has {most} connections, which is the most for one")
+            # A token of a client is for any number of names.
+            most = descriptors // _PART_OF_TOKEN
+            if identity.role is not Role.HOST and sum(each.token == identity.token for each in there) >= most:
+                raise errors.ResourceExhaustedError(
+                    f"who came in by token {identity.token} has {most} connections, which is the most for one token: "
+                    "others need another one (`pathways token`), or the controller more descriptors (ulimit -n)"
+                )
             self._known[sock] = identity, purpose
 
     def _check_first_bytes(self, sock: socket.socket) -> Steps[None]:
@@ -295,7 +303,7 @@ class Port:
         # What may be wrong comes first, so that no use of the token is spent on it.
         name, request = check_name(hello.get("name")), field(hello, "request")
         key = holder_of(request)
-        taken = self._take(token, key, name, key)
+        taken = self._take(token, f"{key} {name}", name, key)  # who has one key for many names is many holders
         chain = authority.issue(taken.role, taken.name, request, token=taken.number)
         _log.info("%s %s has joined with token %d", taken.role, taken.name, taken.number)
         return chain

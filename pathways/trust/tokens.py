@@ -39,7 +39,7 @@ _LONGEST_FILE = 4096
 _LONGEST_TTL_S = 366 * 24 * 3600.0
 # How long an expired token stays in the list, and a client's name after its last certificate.
 _KEPT_S = 7 * 24 * 3600.0
-_MOST_NAMES = 10_000
+_MOST_NAMES = 1000  # of clients or operators that came in by one token
 _NEW = "make a new one with `pathways token` on the controller's machine"
 _BY_ROLE = -1
 # A name that is taken gets so many digits of the key behind it; a name has 64 characters at most.
@@ -326,10 +326,10 @@ def _claim(state: _State, record: TokenRecord, name: str, key: str, now: float) 
             )
         name = f"{name[:_MOST_OF_NAME]}.{key[:_MORE_OF_NAME]}"
         owner = state.names.get(f"{record.role} {name}")
-    if owner is None and record.role is not Role.HOST and len(state.names) >= _MOST_NAMES:
+    came = sum(each.token == record.number for each in state.names.values())
+    if owner is None and record.role is not Role.HOST and came >= _MOST_NAMES:
         raise errors.PermissionDeniedError(
-            f"this cluster knows {_MOST_NAMES} names already, and no new one comes in: let the operator revoke the "
-            "token by which most of them came (`pathways token list`)"
+            f"{_MOST_NAMES} names came in by token {record.number}, which is the most for one; {_NEW}"
         )
     keys = owner.keys if owner is not None and key in owner.keys else (key,)
     state.names[f"{record.role} {name}"] = _Owner(keys, record.number, now)

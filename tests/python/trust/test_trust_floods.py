@@ -20,7 +20,7 @@ from trust_cases import HELLO, Controller, at_once, lines, read_all, read_exactl
 from pathways import errors
 from pathways.transport import callers
 from pathways.transport.loop import Listener, Loop
-from pathways.trust import Role, ask, dial, port
+from pathways.trust import Role, ask, dial, join, port
 
 
 def test_silent_callers_keep_nobody_out(
@@ -117,9 +117,25 @@ def test_one_peer_has_a_bounded_number_of_connections(controller: Controller, mo
         ask(controller.address, greedy, "run")
 
 
+def test_who_has_one_token_has_a_bounded_number_of_connections(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under whatever names."""
+    monkeypatch.setattr(port, "_PART_OF_TOKEN", resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 6)
+    token = controller.tokens.make(Role.CLIENT, 600)
+    with contextlib.ExitStack() as stack:
+        for number in range(6):
+            one = join(controller.address, token, f"many{number}")
+            stack.enter_context(dial(controller.address, one, "run"))
+        with pytest.raises(errors.ResourceExhaustedError, match="by token 1 has 6 connections, which is the most"):
+            dial(controller.address, join(controller.address, token, "more"), "run")
+        modest = join(controller.address, controller.tokens.make(Role.CLIENT, 600), "modest")
+        ask(controller.address, modest, "run")
+
+
 def test_many_innocent_callers_at_once_are_all_served(controller: Controller) -> None:
-    own = controller.credentials(Role.HOST)
-    assert at_once(100, lambda n: ask(controller.address, own, "link", timeout_s=120)["ok"]) == [True] * 100
+    own = [controller.credentials(Role.HOST, f"m{number}") for number in range(4)]  # one alone has a bound
+    assert at_once(100, lambda n: ask(controller.address, own[n % 4], "link", timeout_s=120)["ok"]) == [True] * 100
     assert controller.port.refused == 0
 
 

@@ -30,6 +30,16 @@ def test_a_second_token_does_not_get_a_machine_s_name(controller: Controller) ->
     assert join(controller.address, controller.tokens.make(Role.CLIENT, 60), "m0").name == "m0", "of another role"
 
 
+def test_one_use_is_one_name(controller: Controller) -> None:
+    """CERT-3: also of one key."""
+    token = controller.tokens.make(Role.HOST, 60)
+    first = join(controller.address, token, "m0")
+    with pytest.raises(errors.PermissionDeniedError, match="token 1 was used 1 of 1 times"):
+        join(controller.address, token, "m1", key=first.key)
+    assert join(controller.address, token, "m0", key=first.key).name == "m0", "its answer was lost"
+    assert host(controller, "m1").name == "m1", "nobody has squatted it"
+
+
 def test_a_machine_comes_again_by_its_key(controller: Controller, tmp_path: pathlib.Path) -> None:
     """With another token, when its certificate has expired or not; its file has the key."""
     path = str(tmp_path / "own.pem")
@@ -107,10 +117,12 @@ def test_names_of_clients_do_not_add_up(controller: Controller, monkeypatch: pyt
     monkeypatch.setattr(tokens_module, "_MOST_NAMES", 5)
     flood = tokens.make(Role.CLIENT, 3600)
     machine = tokens.take_for(tokens.make(Role.HOST, 3600), "k", "m0", "key of m0")
-    for number in range(4):
+    for number in range(5):
         tokens.take_for(flood, f"k{number}", "c", f"{number}" * 64)
-    with pytest.raises(errors.PermissionDeniedError, match="knows 5 names already"):
+    with pytest.raises(errors.PermissionDeniedError, match="5 names came in by token 1, which is the most"):
         tokens.take_for(flood, "k9", "another", "9" * 64)
+    other = tokens.make(Role.CLIENT, 3600)
+    assert tokens.take_for(other, "o", "other", "o" * 64).name == "other", "who has another token comes in"
     assert tokens.take_for(flood, "k0", "c", "0" * 64).name == "c", "who is known comes again"
     assert tokens.take_for(tokens.make(Role.HOST, 3600), "k", "m1", "key of m1").name == "m1"
     tokens.revoke(1)
