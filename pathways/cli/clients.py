@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pathways import errors
-from pathways.cli.text import SIZE, Seconds, bytes_text
+from pathways.cli.text import SIZE, Seconds, bytes_text, of_others
 
 #: The quotas that `limit` takes away when it is given this word.
 NONE = "none"
@@ -114,7 +114,6 @@ def _measured(address: str, before: _Sample) -> tuple[_Sample, list[dict[str, An
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    import rich.markup
     from rich.table import Table
 
     # Where the terminal is narrow, the name is cut first.
@@ -129,7 +128,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         limits = row["limits"]
         table.add_row(
             str(row["client"]),
-            rich.markup.escape(row["name"]),
+            of_others(row["name"]),
             str(row["pid"]),
             f"{limits['weight']:g}",
             str(limits["priority"]),

@@ -11,7 +11,7 @@ import click
 
 from pathways import errors
 from pathways.cli.clients import named_clusters
-from pathways.cli.text import bytes_text, duration_text
+from pathways.cli.text import bytes_text, duration_text, of_others
 
 if TYPE_CHECKING:
     from pathways.protocol.control_pb2 import ClientStats, HostStats, StatsReply
@@ -143,10 +143,8 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
 
 
 def _what_is_special(client: ClientStats) -> list[str]:
-    import rich.markup
-
     words = {
-        rich.markup.escape(repr(client.name)): client.name,
+        of_others(repr(client.name)): client.name,
         f"weight {client.weight:g}": client.weight != 1,
         f"priority {client.priority}": client.priority,
         "started the cluster": client.owner,
@@ -190,7 +188,7 @@ def _show_holders(console: Any, hosts: Sequence[HostStats]) -> None:
     for title in ("in use", "high water"):
         table.add_column(title, justify="right")
     for (client, what), (count, most) in rows[:_HOLDERS_SHOWN]:
-        table.add_row(str(client), what, bytes_text(count), bytes_text(most))
+        table.add_row(str(client), of_others(what), bytes_text(count), bytes_text(most))
     console.print(table)
     if len(rows) > _HOLDERS_SHOWN:
         console.print(
@@ -200,7 +198,6 @@ def _show_holders(console: Any, hosts: Sequence[HostStats]) -> None:
 
 def _show_variables(console: Any, clients: Sequence[ClientStats]) -> None:
     """The clients' variables, the biggest first."""
-    from rich.markup import escape
     from rich.table import Table
 
     known = [(each, client.client) for client in clients for each in client.variables.variables]
@@ -211,7 +208,7 @@ def _show_variables(console: Any, clients: Sequence[ClientStats]) -> None:
     table.add_column("on each device", justify="right")
     for variable, client in known[:_HOLDERS_SHOWN]:
         texts = (variable.name, variable.type, variable.slice)
-        table.add_row(str(client), *map(escape, texts), bytes_text(variable.device_bytes))
+        table.add_row(str(client), *map(of_others, texts), bytes_text(variable.device_bytes))
     console.print(table)
     more = sum(client.variables.variable_count for client in clients) - min(len(known), _HOLDERS_SHOWN)
     if more > 0:

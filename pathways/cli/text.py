@@ -63,6 +63,13 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+def of_others(text: str) -> str:
+    """A text of a client or a host as a table shows it: a terminal obeys nothing of it, nor does rich."""
+    import rich.markup
+
+    return rich.markup.escape("".join(each if each.isprintable() else "?" for each in text))
+
+
 def bytes_text(count: float) -> str:
     """A number of bytes in the unit that fits: 3 MiB."""
     for unit in ("B", "KiB", "MiB"):

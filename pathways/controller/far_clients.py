@@ -56,8 +56,8 @@ class FarConnection(Connection):
 
     @property
     def proven_name(self) -> str | None:
-        """See `Connection`."""
-        return self.identity.name
+        """See `Connection`. A name belongs to a key of one role: so an operator has not the folder of a client."""
+        return f"{self.identity.name}@operator" if self.is_operator else self.identity.name
 
     @property
     def is_operator(self) -> bool:

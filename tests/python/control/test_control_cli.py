@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import os
 import pathlib
@@ -13,11 +14,12 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import rich.console
 from click.testing import CliRunner
 
 import pathways as pw
 from pathways import cli
-from pathways.cli.text import SIZE
+from pathways.cli.text import SIZE, of_others
 from pathways.cluster import operator
 from pathways.process import run_directory
 
@@ -190,3 +192,10 @@ def test_help_lists_every_command_without_importing_it() -> None:
     assert shown.exit_code == 0
     for command in ("up", "status", "bench"):
         assert f"\n  {command}" in shown.output
+
+
+def test_a_terminal_obeys_no_text_of_a_client() -> None:
+    """A program, a client or a variable may be called anything."""
+    shown = io.StringIO()
+    rich.console.Console(file=shown, force_terminal=True, color_system=None).print(of_others("[/]\x1b]0;x\x07 [red]"))
+    assert shown.getvalue() == "[/]?]0;x? [red]\n"

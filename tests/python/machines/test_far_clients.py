@@ -40,9 +40,10 @@ from pathways import cli
 from pathways.agent.controller_session import Endpoint
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
+from pathways.controller.far_clients import FarConnection
 from pathways.process.client_terms import ClientTerms
 from pathways.process.run_directory import authority_folder
-from pathways.trust import Credentials, Role, Tokens, dialing
+from pathways.trust import Credentials, Identity, Role, Tokens, dialing
 
 pytestmark = pytest.mark.slow
 
@@ -411,3 +412,12 @@ def test_the_checkpoints_of_a_far_client_follow_from_its_certificate(tmp_path: p
             own = re.search(rf"lie in {tmp_path}/(\S+)", str(told.value))
             assert own is not None and own[1] != "alice"
             assert save(mallory, own[1]).is_dir()
+
+
+def test_an_operator_has_not_the_folder_of_a_client_with_its_name() -> None:
+    """CERT-6: names belong to keys of one role. No client has an @ in its name."""
+    names = [
+        FarConnection(1, 0, "secret", None, identity=Identity(role, "alice")).proven_name
+        for role in (Role.CLIENT, Role.OPERATOR)
+    ]
+    assert names == ["alice", "alice@operator"]
