@@ -7,6 +7,7 @@ A user's own setting of JAX's persistent cache goes before it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -49,6 +50,14 @@ def root(environ: Mapping[str, str]) -> str:
     if not os.path.isabs(base):
         raise FileNotFoundError("this user has no home folder; set XDG_CACHE_HOME")
     return os.path.join(base, "pathways", "executables")
+
+
+def folders(environ: Mapping[str, str]) -> list[str]:
+    """Those whose executables this process runs (KEPT-1): who may write there is trusted with all that it does."""
+    found = [environ.get("JAX_COMPILATION_CACHE_DIR", "")]
+    with contextlib.suppress(FileNotFoundError):
+        found.append(root(environ))
+    return [folder for folder in found if os.path.isabs(folder)]
 
 
 def machine_kind(devices: Sequence[jax.Device]) -> str:

@@ -8,6 +8,7 @@ controller, or the text is in its log.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import importlib
@@ -24,13 +25,14 @@ from typing import Any, Protocol
 
 import grpc
 
+from pathways import errors
 from pathways.compiler.ir import LogicalProgram
 from pathways.host.successors import Successor
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import HostConfig, load_host
-from pathways.process.run_directory import secret_folders
+from pathways.process.run_directory import secret_folders, state_folder
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -97,8 +99,12 @@ def default_device_bytes(device: Any, devices: int) -> int:
 
 def hidden_folders(config: HostConfig) -> list[str]:
     """What the clients' own functions do not see on a machine that serves clients from elsewhere."""
+    from pathways.host import kept_executables
+
     certificate = [hideable_folder(config.credentials)] if config.credentials else []
-    return [*secret_folders(), *certificate]
+    with contextlib.suppress(errors.OptionError):
+        state_folder()  # so that it is there, and hidden, before the first certificate comes
+    return [*secret_folders(), *certificate, *kept_executables.folders(os.environ)]
 
 
 def start_jax_driver(

@@ -22,6 +22,7 @@ import pytest
 from machines import MachineCluster
 
 import pathways as pw
+from pathways.host import kept_executables
 from pathways.process import confinement
 from pathways.process.run_directory import secret_folders
 from pathways.trust.credentials import Credentials
@@ -51,6 +52,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineCluste
         patch.setenv("PATHWAYS_TOKEN", TOKEN)  # as an operator gives it to `pathways agent`
         (state / "pathways").mkdir(mode=0o700)
         (state / "pathways" / "kept.pem").write_text("PRIVATE")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        os.makedirs(kept_executables.root(os.environ), 0o700)
+        pathlib.Path(kept_executables.root(os.environ), "kept").write_text("code")
         with MachineCluster(islands=1, devices_per_host=1) as started:
             yield started
 
@@ -111,6 +115,22 @@ def test_no_secret_is_found(run: Callable[..., Any], machines: MachineCluster) -
         pytest.skip("this kernel hides no folders")
     assert folders and all(each == [] for each in found["folders"].values()), found["folders"]
     assert found["files"] == []
+
+
+def test_what_hosts_will_run_is_out_of_reach(run: Callable[..., Any]) -> None:
+    """KEPT-1: executables that are kept are code, which hosts load."""
+    if not can_hide():
+        pytest.skip("this kernel hides no folders")
+    folder = kept_executables.root(os.environ)
+
+    def change() -> list[str]:
+        try:
+            pathlib.Path(folder, "mine").write_text("code")
+        except OSError as error:
+            return [type(error).__name__, *os.listdir(folder)]
+        return os.listdir(folder)
+
+    assert run(change) == ["OSError"]  # read-only, and empty
 
 
 def test_no_other_process_is_reached(run: Callable[..., Any], machines: MachineCluster) -> None:
