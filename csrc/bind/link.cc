@@ -34,7 +34,7 @@ Segment own(const Segment& segment) { return Segment::attach(::dup(segment.fd())
 
 void register_link(py::module_& m) {
   py::class_<LinkHub, std::shared_ptr<LinkHub>>(m, "LinkHub", "What the links of one machine share: see link_hub.h.")
-      .def(py::init<>())
+      .def(py::init<uint64_t>(), "most_received"_a = UINT64_MAX)
       .def(
           "add_client",
           [](LinkHub& hub, uint32_t client, Segment& block, const std::shared_ptr<Link>& link) {

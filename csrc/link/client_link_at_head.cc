@@ -163,12 +163,22 @@ void ClientLinkAtHead::take_block(const FrameHeader& header, std::span<const std
   must_look_ = true;
   std::vector<uint32_t> hosts = hub_.group(header.a);
   if (hosts.size() > kMostHosts) hosts.clear();
-  if (!blocks_.add(block, hosts, stamp, 1)) ++stats_.dropped;
+  if (!blocks_.add(block, hosts, stamp, 1, hub_.has_room_for(block.bytes))) ++stats_.dropped;
+  count_received(blocks_.kept().in_use);
 }
 
 void ClientLinkAtHead::take_data(std::span<const std::byte> payload) {
   const auto data = first_of<DataFrame>(payload, "bytes of a block");
   if (!blocks_.write(data.number, data.at, payload.subspan(sizeof data))) ++stats_.dropped;
+}
+
+void ClientLinkAtHead::look(int64_t now_ns) {
+  blocks_.look(now_ns);
+  count_received(blocks_.kept().in_use);
+}
+
+void ClientLinkAtHead::count_received(uint64_t bytes) {
+  hub_.count_received(bytes, std::exchange(received_bytes_, bytes));
 }
 
 bool ClientLinkAtHead::flush() {

@@ -37,11 +37,12 @@ class ClientLinkAtHead final : public Link {
   bool read_block(const Block& block, std::span<std::byte> out) override;
   void sent(const Block& block) override;
   bool must_look_soon() const override;
-  void look(int64_t now_ns) override { blocks_.look(now_ns); }
+  void look(int64_t now_ns) override;
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;
   bool flush() override;
   void add_kept(Stats& now) const override;
-  void forget() override {}
+  void forget() override { count_received(0); }
+  void count_received(uint64_t bytes);
   void send_status(FrameWriter& to);
   void send_retired(FrameWriter& to);
   void send_blocks_over(FrameWriter& to);
@@ -63,6 +64,7 @@ class ClientLinkAtHead final : public Link {
   uint64_t sent_retired_ = 0;
   std::vector<uint64_t> over_;  ///< blocks into which nothing comes any more, for the client
   KeptFrame sent_kept_{};
+  uint64_t received_bytes_ = 0;  ///< as the hub counts them
 };
 
 }  // namespace pathways

@@ -16,7 +16,8 @@ FarBlocks::FarBlocks(Segment segment, size_t most_unnamed) : segment_(std::move(
   arena_ = ReceivedArena(ClientBlock::attach(segment_)->client_arena(), ClientView(segment_).arena().bytes());
 }
 
-bool FarBlocks::add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands) {
+bool FarBlocks::add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands,
+                    bool may_take) {
   if (blocks_.contains(frame.number) || fetches_.contains(frame.token) || blocks_.size() >= kMostBlocks ||
       unnamed_ >= most_unnamed_) {
     return false;
@@ -24,7 +25,8 @@ bool FarBlocks::add(const BlockFrame& frame, std::span<const uint32_t> hosts, ui
   taken_ += frame.bytes;
   ++unnamed_;
   Block& block = blocks_[frame.number];
-  block = {arena_.make(frame.bytes, hosts, stamp), frame.bytes, frame.token, stamp, commands, hosts.size(), {}};
+  const uint64_t at = may_take ? arena_.make(frame.bytes, hosts, stamp) : 0;
+  block = {at, frame.bytes, frame.token, stamp, commands, hosts.size(), {}};
   if (block.token != 0 && block.at != 0) {
     block.hosts.assign(hosts.begin(), hosts.end());
     fetches_[block.token] = frame.number;

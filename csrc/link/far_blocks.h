@@ -28,8 +28,10 @@ class FarBlocks {
   FarBlocks(Segment segment, size_t most_unnamed);
 
   /// Makes room for a block and leases it to these hosts. `stamp`: see ReceivedArena::make; `commands`: how many will
-  /// name it. What finds no room, the hosts refuse. False, and nothing happens: there are such a block or too many.
-  [[nodiscard]] bool add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands);
+  /// name it; `may_take`: there is room beside other clients. What finds no room, the hosts refuse. False, and nothing
+  /// happens: there are such a block or too many.
+  [[nodiscard]] bool add(const BlockFrame& frame, std::span<const uint32_t> hosts, uint64_t stamp, size_t commands,
+                         bool may_take = true);
   /// Writes bytes that came. False: they are not of a block that is here.
   bool write(uint64_t number, uint64_t at, std::span<const std::byte> bytes);
   /// Reads bytes that go back. False: as above.

@@ -11,6 +11,7 @@
 /// Threading: any thread. Locks: a link's, then the hub's or that of a link's queue; never the other way.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -33,7 +34,8 @@ void complete_future(const ClientView& client, std::span<const std::byte> comple
 
 class LinkHub {
  public:
-  LinkHub() = default;
+  /// `most_received`: bytes that blocks of clients on other machines may take here, of all together.
+  explicit LinkHub(uint64_t most_received = UINT64_MAX) : most_received_(most_received) {}
   LinkHub(const LinkHub&) = delete;
   LinkHub& operator=(const LinkHub&) = delete;
 
@@ -46,6 +48,9 @@ class LinkHub {
   void add_group(uint32_t group, std::vector<uint32_t> hosts);
 
   // For links.
+  bool has_room_for(uint64_t bytes) const { return bytes <= most_received_ && received_ <= most_received_ - bytes; }
+  /// A client's blocks take so many bytes now, and took so many before.
+  void count_received(uint64_t now, uint64_t before) { received_ += now - before; }
   void add_destination(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link);
   void remove_destination(uint32_t host, const Link* link);
   /// The link to a host, if this is its present incarnation; else nullptr.
@@ -71,7 +76,9 @@ class LinkHub {
     std::weak_ptr<Link> link;
     const Link* name;  ///< the same link, to compare
   };
-  std::mutex mutex_;  ///< guards everything
+  const uint64_t most_received_;
+  std::atomic<uint64_t> received_{0};
+  std::mutex mutex_;  ///< guards what follows
   std::unordered_map<uint32_t, Client> clients_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> groups_;
   std::unordered_map<uint32_t, Destination> destinations_;

@@ -61,13 +61,13 @@ void MachineLink::take_to_controller(const FrameHeader& header, std::span<const 
   if (is_done && !is_completion(bytes)) {
     refuse("a completion of " + std::to_string(bytes.size()) + " bytes that is none");
   }
-  const bool has_part = answers(header.a, *host, bytes);
-  if (!is_done) {
-    keep(host->to, bytes);
-  } else if (has_part) {
-    hub_.complete(bytes);
-  } else {  // LINK-2
+  const bool is_answer = is_done || (record.kind == RecordKind::kFailed && bytes.size() >= sizeof(FailedRecord));
+  if (is_answer && !answers(header.a, *host, bytes)) {  // LINK-2
     ++stats_.dropped;
+  } else if (is_done) {
+    hub_.complete(bytes);
+  } else {
+    keep(host->to, bytes);
   }
 }
 

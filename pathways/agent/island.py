@@ -20,6 +20,7 @@ from pathways.process import environment, log_files
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.process.fd_passing import Closed
 from pathways.process.host_processes import HostProcess, HostProcesses
+from pathways.process.memory import memory_bytes
 from pathways.process.pulses import Pulses
 from pathways.protocol import agent_pb2 as pb
 
@@ -213,7 +214,7 @@ class IslandHosts:
         if host is None or host.config.incarnation != request.incarnation:
             return
         # A host keeps a block only for an array that is booked (MEM-6). Nobody pays for pages that are not touched.
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = memory_bytes()
         twin = self._link.twin_client(request.client, request.arena_bytes + memory)
         with contextlib.suppress(Closed):  # its end is about to be reported
             host.process.hand_over({"kind": "client", "client": request.client}, twin)

@@ -33,6 +33,7 @@ from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
 from pathways.process.client_terms import ClientTerms
+from pathways.process.memory import memory_bytes
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads
 from pathways.quirks import quirks_of
@@ -91,7 +92,7 @@ class EmbeddedControl:
         )
         self.client_id = 0
         # This is virtual memory: the kernel gives a page when it is first used.
-        arena = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        arena = memory_bytes() // 4
         self._controller_segment = _native.controller_segment(shared=False)
         self.status_segment = _native.status_segment(shared=False)
         self.bell_segment = _native.bell_segment(shared=False)

@@ -29,6 +29,7 @@ from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.controller.machines import Placement
 from pathways.plan.topology import Topology
 from pathways.process.config import ClusterOptions, ControllerConfig
+from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import authority_folder
 from pathways.protocol import control_pb2 as pb_control
 from pathways.transport.callers import end
@@ -56,7 +57,7 @@ class Agents:
         cluster listens.
         """
         self._native = native
-        self.hub = native.LinkHub()
+        self.hub = native.LinkHub(most_received=memory_bytes() // 2)
         self._controller_segment = controller_segment
         self.port = ""  # where agents join
         self._topology = topology

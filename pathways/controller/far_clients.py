@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import secrets
 import socket
 import sys
@@ -25,19 +24,19 @@ from pathways.controller.connections import Connections
 from pathways.controller.far_links import OPEN_TIMEOUT_S, FarLink, LinkDoor
 from pathways.controller.records import Connection
 from pathways.process.config import ClientSizes
+from pathways.process.memory import memory_bytes
 from pathways.transport import connection as transport
 from pathways.transport.links import Links
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
 
 _ROLES = (Role.CLIENT, Role.OPERATOR)
-# The head's twin of a client's arena has room for gaps. What a client sends into it without need stays below half of
-# the machine's memory.
+# The head's twin of a client's arena has room for gaps. What all clients send into theirs stays below half of the
+# machine's memory: see `LinkHub`.
 _TWIN = 4
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 #: What a client may ask for, at least and at most.
 _LEAST = ClientSizes(futures=64, ring_bytes=1 << 12, arena_bytes=1 << 12)
-_MOST = ClientSizes(futures=1 << 20, ring_bytes=1 << 26, arena_bytes=max(1 << 30, _MEMORY // 2 // _TWIN))
+_MOST = ClientSizes(futures=1 << 20, ring_bytes=1 << 26, arena_bytes=max(1 << 30, memory_bytes() // 2 // _TWIN))
 
 
 @dataclasses.dataclass(eq=False)

@@ -32,6 +32,7 @@ from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import HostConfig, load_host
+from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import secret_folders, state_folder
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
@@ -93,7 +94,7 @@ def default_device_bytes(device: Any, devices: int) -> int:
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     if quirks_of(device.platform).is_host_memory:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+        return memory_bytes() // devices
     return 0
 
 

@@ -35,6 +35,7 @@ from pathways.process import confinement, sidecar
 from pathways.process.children import describe_exit
 from pathways.process.environment import SECRETS
 from pathways.process.host_functions import MAX_ERROR_CHARS, Kind
+from pathways.process.memory import memory_bytes
 from pathways.process.worker_threads import WorkerThreads
 
 _MOST_ANSWER_BYTES = 16 * MAX_ERROR_CHARS  # JSON writes some characters as twelve bytes
@@ -268,7 +269,7 @@ class _Process:
         """How a module is run."""
         if self._hidden is None:
             return [sys.executable, "-P", "-m"]
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        memory = memory_bytes() // 2
         bounds = {"hide": self._hidden(), "memory": memory, "processes": _MOST_PROCESSES}
         return [sys.executable, "-P", confinement.__file__, json.dumps(bounds)]
 

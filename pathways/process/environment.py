@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 
 from pathways.errors import ConnectError
 from pathways.process.config import ClusterOptions
+from pathways.process.memory import memory_bytes
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "ROCR_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
@@ -54,7 +55,7 @@ def check_shared_memory(options: ClusterOptions) -> None:
     The memory is made with memfd_create. So the size of /dev/shm does not matter, only the memory of the machine.
     """
     needed = options.hosts * options.transfer_bytes
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = memory_bytes()
     if options.transfer_memory is not None and needed > there:
         raise ConnectError(
             f"{options.hosts} hosts with transfer_memory={options.transfer_memory} need {needed} bytes of shared "

@@ -62,6 +62,9 @@ def bell_segment() -> Segment:
 class LinkHub:
     """`_native.LinkHub` of a cluster that no link comes to."""
 
+    def __init__(self, most_received: int = 0) -> None:
+        pass
+
     def add_group(self, group: int, hosts: list[int]) -> None:
         pass
 

@@ -235,6 +235,27 @@ TEST(ClientLink, WhatTheHeadKeepsCounts) {
   EXPECT_EQ(one.far.client.kept_elsewhere(), 0u);
 }
 
+TEST(ClientLink, AllClientsTogetherHaveABound) {
+  LinkHub hub(100'000);
+  hub.add_group(kGroup, {0});
+  FarClient one(hub, {kClient, 64}, kSizes, head_clock, agent_clock);
+  FarClient two(hub, {kClient + 1, 64}, kSizes, head_clock, agent_clock);
+  const auto has_room = [&](FarClient& client, uint64_t number, uint64_t bytes) {
+    const BlockFrame block{number, bytes, 0};
+    client.at_head->deliver(frame(FrameKind::kBlock, kGroup, 0, joined(block, uint64_t{1})));
+    const uint64_t before = client.at_head->stats().dropped;
+    client.at_head->deliver(frame(FrameKind::kData, 0, 0, joined(DataFrame{number, 0}, uint64_t{1})));
+    return client.at_head->stats().dropped == before;
+  };
+  EXPECT_FALSE(has_room(one, 1, 100'001));
+  EXPECT_TRUE(has_room(one, 2, 60'000));
+  EXPECT_FALSE(has_room(two, 1, 60'000));
+  EXPECT_TRUE(has_room(two, 2, 30'000));
+  EXPECT_FALSE(has_room(one, 3, 30'000));
+  one.at_head->close();
+  EXPECT_TRUE(has_room(two, 3, 60'000));
+}
+
 TEST(ClientLink, TimesAreDurations) {
   OneClient one;
   const ErrorText late = make_error_text("late");

@@ -224,6 +224,9 @@ TEST(LinkLeases, AFetchThatFailedBringsNothing) {
   put(head[0].hosts.at(0).outgoing, failed);
   head.transmit();
   EXPECT_EQ(next(head[0].hosts.at(0).reports), failed);
+  put(head[0].hosts.at(0).outgoing, failed);
+  head.transmit();
+  EXPECT_TRUE(next(head[0].hosts.at(0).reports).empty()) << "LINK-2: its part is over once";
   EXPECT_EQ(head.arena().at(offset)[0], std::byte{1});
   EXPECT_FALSE(head.is_lent(offset, 0));
   EXPECT_EQ(head.there(0).find(at, 1), nullptr);

@@ -24,6 +24,7 @@ from machines import MachineCluster
 import pathways as pw
 from pathways.host import kept_executables
 from pathways.process import confinement
+from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import secret_folders
 from pathways.trust.credentials import Credentials
 
@@ -191,7 +192,7 @@ def test_memory_is_bounded(run: Callable[..., Any]) -> None:
     """And the process that takes too much is the first that the kernel would end."""
 
     def take() -> list[Any]:
-        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        most = memory_bytes()
         try:
             np.empty(most * 3 // 4, np.uint8)
             refused = False
