@@ -223,7 +223,7 @@ def test_what_a_lost_host_was_lent_comes_back(lossy: Any, add: Callable[[int], A
 def test_a_branch_that_waits_for_its_scalar(lossy: Any, add: Callable[[int], Any], host: int) -> None:
     """The host that decides goes, or one of the gang that waits: the run fails on both islands, the rest goes on."""
     here, there = add(0), add(1)
-    steps = 3_000_000 if host == 0 else 300_000_000  # seconds; or minutes that end with the host
+    steps = 3_000_000 if host == 1 else 300_000_000  # seconds; or minutes that end with the host
     slow = pw.jit(
         lambda x: jax.lax.fori_loop(0, steps, lambda _, v: jnp.sin(v), x).sum(), devices=there, in_shardings=P("x")
     )
