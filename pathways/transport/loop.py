@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 #: Seconds between two looks for connections that are silent or late.
-LOOK_S = 0.5
+LOOK_S = 0.25
 BUFFER_BYTES = 1 << 20
 _AT_ONCE = 64  # connections that a listener takes in one turn
 #: What is wrong when a process, or the machine, has no room for one more connection now.
