@@ -264,9 +264,10 @@ class ProgramManager:
         if program is None or host.number not in program.compiled:
             return
         if report.HasField("memory") and not program.is_admitted:  # else it compiles for a lost host's successor
-            memory = program.memory[host.number] = load(report.memory, ProgramMemory)
+            memory = load(report.memory, ProgramMemory)
             if not {need.device for need in memory.devices} <= set(host.config.devices):
                 raise ValueError("memory of devices of other hosts")
+            program.memory[host.number] = memory
         settle(program.compiled[host.number], report.error)
 
     def is_on(self, host: int, client: int) -> bool:

@@ -27,6 +27,12 @@ from pathways.protocol.serialization import dump
 FLOOD = 16
 
 
+def host_of_one_device(number: int) -> Any:
+    """A record of it, as far as a `ProgramManager` uses it."""
+    config = types.SimpleNamespace(devices=[number])
+    return types.SimpleNamespace(is_served=False, number=number, config=config)
+
+
 def some_program(number: int) -> Callable[[Any], Any]:
     """Takes a while to compile, and no other one is like it."""
 
@@ -125,7 +131,7 @@ def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
     admitted: list[Any] = []
 
     async def run() -> None:
-        hosts = [types.SimpleNamespace(is_served=False, number=host) for host in range(2)]
+        hosts = [host_of_one_device(host) for host in range(2)]
         cluster: Any = types.SimpleNamespace(
             topology=Topology.grid(1, 2, 1),
             hosts=hosts,
@@ -163,7 +169,7 @@ def test_a_client_that_goes_when_its_program_is_compiled_leaves_nothing() -> Non
     async def run() -> None:
         cluster: Any = types.SimpleNamespace(
             topology=Topology.grid(1, 1, 1),
-            hosts=[types.SimpleNamespace(is_served=False, number=0)],
+            hosts=[host_of_one_device(0)],
             controller=types.SimpleNamespace(take_forgotten=list),
             numbers=types.SimpleNamespace(admit_by=lambda *given: admitted.append(given)),
             register_plan=lambda program: None,
