@@ -32,6 +32,8 @@ from pathways.process.config import PROTOCOL_VERSION
 from pathways.protocol import control_pb2 as pb
 
 ATTACH_TIMEOUT_S = 20.0
+#: For a host on another machine, whose line may be slow. That it lives, its link says.
+FAR_ATTACH_TIMEOUT_S = 120.0
 
 
 class ClientManager:
@@ -169,11 +171,13 @@ class ClientManager:
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile
+        is_near = self.cluster.placement.of(host.number).shares_memory
+        limit_s = ATTACH_TIMEOUT_S if is_near else FAR_ATTACH_TIMEOUT_S
         try:
-            error = await self.requests.hand_over(host, request, message, segment, ATTACH_TIMEOUT_S)
+            error = await self.requests.hand_over(host, request, message, segment, limit_s)
         except errors.HostLostError as late:
             error = str(late)
-        if error and self.cluster.placement.of(host.number).shares_memory:
+        if error and is_near:
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
         if error and not host.is_lost:  # nothing of the client is there that could be wrong
             self.cluster.evict(host, f"it does not take client {number}: {error}")

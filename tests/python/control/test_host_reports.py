@@ -48,7 +48,7 @@ async def world(folder: pathlib.Path) -> AsyncIterator[tuple[World, Any]]:
 def test_a_host_that_takes_no_clients(
     tmp_path: pathlib.Path, when: str, is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_manager, "ATTACH_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(client_manager, "FAR_ATTACH_TIMEOUT_S", 2.0)
 
     async def run() -> None:
         async with world(tmp_path) as (made, client):
