@@ -402,10 +402,12 @@ cdef class Host:
         if memory is not None and memory.arena.is_there():
             data = (memory.arena.find_leased(offset, nbytes, <unsigned>self.number) if is_lease
                     else memory.arena.find(offset, nbytes))
+        if data == NULL and offset == 0:  # so a link says it
+            raise ValueError(f"no room for {nbytes} bytes of client {client} on the way between the machines: clients "
+                             "on other machines have all the memory that they may take there. Try again later")
         if data == NULL:
             raise ValueError(f"{nbytes} bytes at offset {offset} of client {client}'s memory are no block that was "
-                             f"lent to host {self.number}, or not all of one: it was not lent"
-                             + ("" if offset != 0 else ", or its machine has no room left for this client"))
+                             f"lent to host {self.number}, or not all of one")
         view = BlockView.__new__(BlockView)
         view.owner_arena = memory.arena
         view.data = data

@@ -122,7 +122,7 @@ void ClientLinkAtHead::sent(const Block& block) {
 }
 
 /// The client may wait for memory that is in use here.
-bool ClientLinkAtHead::must_look_soon() const { return blocks_.kept().in_use != 0 || blocks_.is_trimming(); }
+bool ClientLinkAtHead::must_look_soon() const { return received_bytes_ != 0 || blocks_.is_trimming(); }
 
 // ---------------------------------------------------------------------------------------------------------- deliver
 
@@ -163,7 +163,8 @@ void ClientLinkAtHead::take_block(const FrameHeader& header, std::span<const std
   must_look_ = true;
   std::vector<uint32_t> hosts = hub_.group(header.a);
   if (hosts.size() > kMostHosts) hosts.clear();
-  if (!blocks_.add(block, hosts, stamp, 1, hub_.has_room_for(block.bytes))) ++stats_.dropped;
+  const bool may_take = hub_.has_room_for(block.bytes, received_bytes_);
+  if (!blocks_.add(block, hosts, stamp, 1, may_take)) ++stats_.dropped;
   count_received(blocks_.kept().in_use);
 }
 

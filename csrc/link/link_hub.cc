@@ -1,5 +1,6 @@
 #include "link/link_hub.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -76,6 +77,14 @@ std::shared_ptr<Link> LinkHub::link_to(uint32_t host, int32_t incarnation) {
   const auto found = destinations_.find(host);
   if (found == destinations_.end() || found->second.incarnation != incarnation) return nullptr;
   return found->second.link.lock();
+}
+
+bool LinkHub::has_room_for(uint64_t bytes, uint64_t mine) {
+  const auto fits = [bytes](uint64_t taken, uint64_t most) { return bytes <= most && taken <= most - bytes; };
+  if (fits(received_, most_received_)) return true;
+  const std::lock_guard lock(mutex_);
+  const auto count = std::ranges::count_if(clients_, [](const auto& each) { return each.second.link != nullptr; });
+  return fits(mine, most_received_ / std::max<uint64_t>(1, static_cast<uint64_t>(count)));
 }
 
 std::vector<uint32_t> LinkHub::group(uint32_t number) {

@@ -34,7 +34,8 @@ void complete_future(const ClientView& client, std::span<const std::byte> comple
 
 class LinkHub {
  public:
-  /// `most_received`: bytes that blocks of clients on other machines may take here, of all together.
+  /// `most_received`: bytes of this machine's memory for the blocks of clients on other machines, of all together. Each
+  /// of n clients may always take an n-th of them: so they take less than twice as much.
   explicit LinkHub(uint64_t most_received = UINT64_MAX) : most_received_(most_received) {}
   LinkHub(const LinkHub&) = delete;
   LinkHub& operator=(const LinkHub&) = delete;
@@ -48,7 +49,8 @@ class LinkHub {
   void add_group(uint32_t group, std::vector<uint32_t> hosts);
 
   // For links.
-  bool has_room_for(uint64_t bytes) const { return bytes <= most_received_ && received_ <= most_received_ - bytes; }
+  /// Whether a client whose blocks take `mine` bytes may take more: there is room, or it has less than its part.
+  bool has_room_for(uint64_t bytes, uint64_t mine);
   /// A client's blocks take so many bytes now, and took so many before.
   void count_received(uint64_t now, uint64_t before) { received_ += now - before; }
   void add_destination(uint32_t host, int32_t incarnation, const std::shared_ptr<Link>& link);

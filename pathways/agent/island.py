@@ -214,8 +214,7 @@ class IslandHosts:
         if host is None or host.config.incarnation != request.incarnation:
             return
         # A host keeps a block only for an array that is booked (MEM-6). Nobody pays for pages that are not touched.
-        memory = memory_bytes()
-        twin = self._link.twin_client(request.client, request.arena_bytes + memory)
+        twin = self._link.twin_client(request.client, request.arena_bytes + memory_bytes())
         with contextlib.suppress(Closed):  # its end is about to be reported
             host.process.hand_over({"kind": "client", "client": request.client}, twin)
 

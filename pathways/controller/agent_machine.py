@@ -27,7 +27,8 @@ _MOST_LOG_CHARS = 8192
 class FarHost:
     """A host process on another machine. Like `HostProcess`, which is one of this machine."""
 
-    def __init__(self, agent: AgentMachine, host: int, incarnation: int) -> None:
+    def __init__(self, agent: AgentMachine, host: int, incarnation: int, segment_bytes: int) -> None:
+        self.segment_bytes = segment_bytes  # of its twin here
         self.pid = 0  # known when the agent has started it; of that machine
         self.returncode: int | None = None
         self._agent = agent
@@ -112,7 +113,6 @@ class AgentMachine:
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
         self.logs = LogsThere(self.name, self.requests.put_nowait)
         self._hosts: dict[int, FarHost] = {}
-        self._segment_bytes: dict[int, int] = {}  # by host
         self.is_lost = asyncio.Event()
 
     def arena_bytes_of(self, segment: Any) -> int:
@@ -124,9 +124,8 @@ class AgentMachine:
 
     def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> FarHost:
         """See `Machine`. The segments are twins: the agent makes its own."""
-        host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation)
         segment = segments[config.host]
-        self._segment_bytes[config.host] = segment.nbytes
+        host = self._hosts[config.host] = FarHost(self, config.host, config.incarnation, segment.nbytes)
         self.link.native.add_host(config.host, config.incarnation, segment, self._controller_segment)
         self.requests.put_nowait(pb.AgentRequest(start_host=start_of(config, token)))
         return host
@@ -134,7 +133,7 @@ class AgentMachine:
     def forget(self, number: int, host: FarHost) -> None:
         """Takes no more records from a host."""
         if self._hosts.get(number) is host:
-            del self._hosts[number], self._segment_bytes[number]
+            del self._hosts[number]
             self.link.native.remove_host(number)
 
     def stream_of(self, host: int, incarnation: int) -> str:
@@ -180,7 +179,7 @@ class AgentMachine:
             round_trip_ns=link["round_trip_ns"],
             connected_s=time.monotonic() - self._since,
             kept_bytes=link["kept"],
-            most_kept_bytes=link["most_kept"] + sum(self._segment_bytes.values()),
+            most_kept_bytes=link["most_kept"] + sum(host.segment_bytes for host in self._hosts.values()),
         )
 
     def let_go(self) -> None:

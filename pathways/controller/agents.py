@@ -57,7 +57,7 @@ class Agents:
         cluster listens.
         """
         self._native = native
-        self.hub = native.LinkHub(most_received=memory_bytes() // 2)
+        self.hub = native.LinkHub(most_received=memory_bytes() // 4)
         self._controller_segment = controller_segment
         self.port = ""  # where agents join
         self._topology = topology

@@ -32,7 +32,7 @@ from pathways.process.config import PROTOCOL_VERSION
 from pathways.protocol import control_pb2 as pb
 
 ATTACH_TIMEOUT_S = 20.0
-#: For a host on another machine, whose line may be slow. That it lives, its link says.
+#: For a host on another machine: its network may be slow. Its link tells whether it lives.
 FAR_ATTACH_TIMEOUT_S = 120.0
 
 
@@ -179,7 +179,7 @@ class ClientManager:
             error = str(late)
         if error and is_near:
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
-        if error and not host.is_lost:  # nothing of the client is there that could be wrong
+        if error and not host.is_lost:  # it has nothing of the client, so nothing can be wrong
             self.cluster.evict(host, f"it does not take client {number}: {error}")
 
     def _connection_lost(self, connection: Connection) -> None:

@@ -31,8 +31,8 @@ from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
 
 _ROLES = (Role.CLIENT, Role.OPERATOR)
-# The head's twin of a client's arena has room for gaps. What all clients send into theirs stays below half of the
-# machine's memory: see `LinkHub`.
+# The head's twin of a client's arena has room for gaps. What clients send into it without need stays below half of
+# the machine's memory, of one client and of all: see `LinkHub`.
 _TWIN = 4
 #: What a client may ask for, at least and at most.
 _LEAST = ClientSizes(futures=64, ring_bytes=1 << 12, arena_bytes=1 << 12)
@@ -55,7 +55,7 @@ class FarConnection(Connection):
 
     @property
     def proven_name(self) -> str | None:
-        """See `Connection`. A name belongs to a key of one role: so an operator has not the folder of a client."""
+        """See `Connection`. An operator may be called like a client, but does not get that client's folder."""
         return f"{self.identity.name}@operator" if self.is_operator else self.identity.name
 
     @property

@@ -192,7 +192,7 @@ class Introductions:
             why = f"{other.name} could not take the successor of host {host}: {why}"
             if self._cluster.placement.of(other.number).shares_memory:
                 new[host].fail(errors.HostLostError(why))
-            elif not other.is_lost:  # on another machine nothing of the new ones is there that could be wrong
+            elif not other.is_lost:  # it shares no memory with the new ones, so nothing can be wrong
                 self._cluster.evict(other, why)
 
     # -- the new hosts -----------------------------------------------------------------------------------------------

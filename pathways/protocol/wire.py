@@ -36,8 +36,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-#: Of a host or an agent of another machine: the controller keeps a message until it is whole, and has a task for each
-#: session, of which a connection has one.
+#: For the sessions of hosts and agents on other machines. The controller holds a message until all of it has come, and
+#: runs a task for each session; a connection needs one.
 BOUNDS: list[tuple[str, Any]] = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_concurrent_streams", 16)]
 
 # The controller cannot see a process on another machine end. So a peer that does not answer an HTTP/2 ping for

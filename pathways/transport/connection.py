@@ -5,9 +5,10 @@ takes it. A connection ends once, with one reason: its other end closed it, its 
 has passed, or nothing was heard of it for too long. No connection's fault is another one's.
 
 Slow is not silent. Silence counts from the last byte that has come, or that the other end has taken, whole or not.
-When a packet is lost, the kernel keeps back what comes behind it; and if it is lost again, for longer than an end may
-be silent. So an end that sends much on one connection also says on another one that it lives (`beats`): against the
-stream there, where nothing waits before it, and which the kernel sends again soon (`send_again_soon`).
+A packet that is lost holds back all that was sent after it on its connection; a packet that is lost twice, for longer
+than an end may be silent. So while an end sends much on one connection, it says on a second one that it lives
+(`beats`), in the direction in which little is sent there: nothing is in front of it, and the kernel sends it again soon
+(`send_again_soon`).
 
 Threading: any thread may call any method. OpenSSL does not let two threads use one connection at the same time, so who
 uses a connection holds its lock. Callbacks run under it, except `on_end`. They may use other connections, but wait for
@@ -224,8 +225,10 @@ class Connection(Served):
             self._beat_at = now if beats else self._beat_at
         if now > self._deadline:
             self.end(self._late)
-        elif is_stuck or is_silent:
+        elif is_silent:
             self.end(f"nothing was heard of it for {self._silence_s:g} s")
+        elif is_stuck:
+            self.end(f"it took nothing of what was sent for {patience_s:g} s")
         elif beats and other is not None:  # not under the lock: the other one's look has both the other way round
             other.send(_BEAT, stays=True)
 

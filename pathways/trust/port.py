@@ -250,7 +250,7 @@ class Port:
             there = [each for each, _ in self._known.values()]
             if sum((each.role, each.name) == (identity.role, identity.name) for each in there) >= most:
                 raise errors.ResourceExhaustedError(f"{identity} has {most} connections, which is the most for one")
-            # A token of a client is for any number of names.
+            # One token of clients serves any number of names, so it has a bound, too.
             most = descriptors // _PART_OF_TOKEN
             if identity.role is not Role.HOST and sum(each.token == identity.token for each in there) >= most:
                 raise errors.ResourceExhaustedError(

@@ -240,6 +240,8 @@ TEST(ClientLink, AllClientsTogetherHaveABound) {
   hub.add_group(kGroup, {0});
   FarClient one(hub, {kClient, 64}, kSizes, head_clock, agent_clock);
   FarClient two(hub, {kClient + 1, 64}, kSizes, head_clock, agent_clock);
+  hub.add_client(kClient, one.view(), nullptr, one.at_head);
+  hub.add_client(kClient + 1, two.view(), nullptr, two.at_head);
   const auto has_room = [&](FarClient& client, uint64_t number, uint64_t bytes) {
     const BlockFrame block{number, bytes, 0};
     client.at_head->deliver(frame(FrameKind::kBlock, kGroup, 0, joined(block, uint64_t{1})));
@@ -248,12 +250,14 @@ TEST(ClientLink, AllClientsTogetherHaveABound) {
     return client.at_head->stats().dropped == before;
   };
   EXPECT_FALSE(has_room(one, 1, 100'001));
-  EXPECT_TRUE(has_room(one, 2, 60'000));
+  EXPECT_TRUE(has_room(one, 2, 90'000));
   EXPECT_FALSE(has_room(two, 1, 60'000));
-  EXPECT_TRUE(has_room(two, 2, 30'000));
-  EXPECT_FALSE(has_room(one, 3, 30'000));
+  EXPECT_TRUE(has_room(two, 2, 40'000)) << "its part, whatever the other one takes";
+  EXPECT_FALSE(has_room(two, 3, 40'000));
+  EXPECT_FALSE(has_room(one, 3, 10'000));
   one.at_head->close();
-  EXPECT_TRUE(has_room(two, 3, 60'000));
+  EXPECT_TRUE(has_room(two, 4, 50'000));
+  for (const uint32_t client : {kClient, kClient + 1}) hub.remove_client(client);
 }
 
 TEST(ClientLink, TimesAreDurations) {

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
-import queue
-import threading
-from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import psutil
 from chunks import chunk
-from hostile_cases import Counts, FalseAgent, Innocent, Log
+from false_hosts import FalseMachine
+from hostile_cases import Counts, Innocent, Log
 from machines import MachineCluster
 from stream_cases import StreamRefusedError, framed, say
 
@@ -23,8 +19,6 @@ from pathways import errors
 from pathways.cluster.agent_launcher import AgentHandle
 from pathways.host.stream_sockets import StreamAddress
 from pathways.process.run_directory import authority_folder
-from pathways.protocol import agent_pb2 as pb_agent
-from pathways.protocol import wire
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import TunnelServer
 from pathways.trust import Authority, Credentials, Role, Tokens, dial, join
@@ -49,8 +43,9 @@ class Scene:
     @functools.cached_property
     def secrets(self) -> dict[int, str]:
         """By host, the secret of its machine's streams: what each machine hears that has joined."""
-        with joined(self) as there:
-            return {peer.host: StreamAddress.parse(peer.stream).secret for peer in there.started.peers}
+        with contextlib.closing(FalseMachine(self.port, self.host)) as there:
+            peers = there.next_start().peers
+        return {peer.host: StreamAddress.parse(peer.stream).secret for peer in peers}
 
     def agent(self, name: str, token: str, **what: Any) -> None:
         """Starts a real agent, which must not be able to join."""
@@ -73,54 +68,9 @@ def tunnel(scene: Scene, stack: contextlib.ExitStack) -> str:
     loop = Loop()
     server = TunnelServer(loop, path, lambda: dial(scene.port, scene.host, "control"))
     stack.callback(os.unlink, path)
+    stack.callback(loop.close)
     stack.callback(server.close)
     return path
-
-
-@dataclasses.dataclass
-class Joined:
-    """A machine that has joined."""
-
-    agent: FalseAgent
-    started: pb_agent.StartHost  # its host, and all others
-    _channel: grpc.Channel
-    _reports: queue.SimpleQueue[bytes | None]
-    over: threading.Event  # its session is
-
-    def say(self, report: bytes) -> None:
-        """As its agent."""
-        self._reports.put(report)
-
-    def say_as_host(self, reports: Iterator[bytes]) -> None:
-        """As its host, until the session is over. Raises grpc.RpcError."""
-        call = self._channel.stream_stream("/pathways.Hosts/Session")
-        for _ in call(reports, metadata=wire.bearer(self.started.token), timeout=10):
-            pass
-
-
-@contextlib.contextmanager
-def joined(scene: Scene) -> Iterator[Joined]:
-    """A machine that has joined, with what its agent hears."""
-    reports: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    over = threading.Event()
-
-    def hear(session: Iterator[bytes]) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            for _ in session:
-                pass
-        over.set()
-
-    with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(contextlib.closing(FalseAgent(scene.port, scene.host).complete()))
-        agent.read()
-        channel = stack.enter_context(grpc.insecure_channel(f"unix:{tunnel(scene, stack)}"))
-        stack.callback(reports.put, None)
-        call = channel.stream_stream("/pathways.Agents/Session")
-        session = call(iter(reports.get, None), metadata=wire.bearer(agent.welcome["session"]))
-        heard = map(pb_agent.AgentRequest.FromString, session)
-        started = next(each.start_host for each in heard if each.HasField("start_host"))
-        threading.Thread(target=hear, args=(session,), daemon=True).start()
-        yield Joined(agent, started, channel, reports, over)
 
 
 def stream_port(scene: Scene, host: int) -> str:

@@ -181,6 +181,7 @@ def test_who_reads_nothing_holds_nobody_up(pool: Links) -> None:
 
 def test_who_never_reads_and_who_says_nothing_break(pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "SILENCE_S", 1.0)
+    monkeypatch.setattr("pathways.transport.connection.TAKES_NOTHING_S", 3.0)
     stuck, silent, well = Pair(pool), Pair(pool), Pair(pool)
     try:
         pings = threading.Event()
@@ -195,7 +196,8 @@ def test_who_never_reads_and_who_says_nothing_break(pool: Links, monkeypatch: py
         wait_for(lambda: stuck.reasons and silent.reasons)
         pings.set()
         speaker.join()
-        assert stuck.reasons == silent.reasons == ["nothing was heard of it for 1 s"]
+        assert silent.reasons == ["nothing was heard of it for 1 s"]
+        assert stuck.reasons == ["it took nothing of what was sent for 3 s"]
         assert not well.reasons
     finally:
         for pair in (stuck, silent, well):

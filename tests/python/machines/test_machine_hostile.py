@@ -28,8 +28,9 @@ import psutil
 import pytest
 from chunks import chunk
 from control_clusters import eventually
+from false_hosts import FalseMachine
 from hostile_cases import FalseAgent, Log, plain, raw_tls, refusal, says_hello
-from hostile_scene import Scene, joined, machine_of, send, stream_port, tunnel
+from hostile_scene import Scene, machine_of, send, stream_port, tunnel
 from machines import MachineCluster
 from stream_cases import StreamRefusedError, framed, say
 from trust_cases import read_all
@@ -395,8 +396,8 @@ def test_a_machine_that_has_left_sends_no_more(scene: Scene) -> None:
     where, log = stream_port(scene, 1), Log(scene.machines.handle.address, 1)
     before = ""
     for _ in range(2):
-        with joined(scene) as there:
-            assert there.started.host == 2
+        with contextlib.closing(FalseMachine(scene.port, scene.host)) as there:
+            assert there.next_start().host == 2
             secret = there.agent.welcome["secret"]
             eventually(
                 lambda secret=secret: send(where, scene.host, 2, secret) == ["nobody waits for it there"],
