@@ -403,11 +403,12 @@ cdef class Host:
             data = (memory.arena.find_leased(offset, nbytes, <unsigned>self.number) if is_lease
                     else memory.arena.find(offset, nbytes))
         if data == NULL and offset == 0:  # so a link says it
-            raise ValueError(f"no room for {nbytes} bytes of client {client} on the way between the machines: clients "
-                             "on other machines have all the memory that they may take there. Try again later")
+            raise ValueError(f"a block for {nbytes} bytes of client {client} was not lent. For a client on another "
+                             "machine this means no room on the way: such clients have all the memory that they may "
+                             "take at the head. Try again later")
         if data == NULL:
-            raise ValueError(f"{nbytes} bytes at offset {offset} of client {client}'s memory are no block that was "
-                             f"lent to host {self.number}, or not all of one")
+            raise ValueError(f"the block of {nbytes} bytes at offset {offset} of client {client}'s memory was not "
+                             f"lent to host {self.number}, or is not one whole block")
         view = BlockView.__new__(BlockView)
         view.owner_arena = memory.arena
         view.data = data
