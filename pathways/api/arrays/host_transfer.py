@@ -11,7 +11,8 @@ READ-3: a read that must ask for its value, and wait, asks for the small values 
 other results of its run, and the same result of other runs. If the client's last read asked as well, and no run came
 between, it asks for all that are ready. So whoever reads a tree, leaf by leaf, waits for one round trip. Nobody waits
 for such a value before it is read, and it changes nothing: its array may fail, be donated or be freed, as if nobody had
-asked. A value that has come and is not read soon is dropped, so an array that lives on keeps nothing more than before.
+asked. A value that has come and is not read soon is dropped, so an array that lives on keeps nothing more than before;
+but not while values of ready arrays are on their way: on a slow line, the last may come long after the first.
 To find such values, a read looks at all arrays of the client. When there are many, and the last look found nothing,
 only the second read in a row looks: a loop that reads one value after each run pays for no looks.
 """
@@ -134,15 +135,19 @@ class SharedMemory(HostTransfer):
 
     def drop_unread(self) -> None:  # noqa: D102
         asked, self._ahead = self._ahead, []
+        left, are_coming = [], False
         for each in asked:
             array = each()
             read_back = None if array is None else array.ahead
             if array is None or read_back is None:
                 continue
+            self._ahead.append(each)
             if read_back.is_left():
-                array.ahead = None
-            else:
-                self._ahead.append(each)
+                left.append(array)
+            elif not read_back.has_come:
+                are_coming = are_coming or self._client.state(array) == _READY
+        for array in () if are_coming else left:
+            array.ahead = None
 
     def allocate(self, nbytes: int, what: object, array: Any = None) -> _core.BlockView:
         """A block of the client's shared memory; waits while others are released, and refuses what can never fit. The
@@ -245,11 +250,11 @@ class _SharedMemoryReadBack(ReadBack):
     def __init__(self, client: _core.Client, block: _core.BlockView) -> None:
         super().__init__(client)
         self._block = block
-        self._has_come = False  # at the last look
+        self.has_come = False  # or will not; at the last look
 
     def is_left(self) -> bool:
         """Looks whether the value has come, or will not. Returns whether that was so at the last look already."""
-        had_come, self._has_come = self._has_come, self._client.wait_raw(self.token, 0.0) != _PENDING
+        had_come, self.has_come = self.has_come, self._client.wait_raw(self.token, 0.0) != _PENDING
         return had_come
 
     def _take(self, layout: _core.Layout) -> Any:

@@ -234,6 +234,51 @@ def test_what_nobody_reads_is_dropped(local: Any) -> None:
 
 
 @pytest.mark.slow
+def test_nothing_is_dropped_while_values_are_on_their_way(local: Any) -> None:
+    """On a slow line, what was asked for first comes long before the last of it."""
+    _, slice_ = local
+    first, *rest, last = jax.block_until_ready([pw.device_put(np.float32(n), slice_) for n in range(20)])
+    assert (float(first), float(rest.pop(0))) == (0, 1)
+    assert all(each.ahead is not None for each in (*rest, last))
+    last.ahead._client = NeverComes(last.ahead._client)
+    time.sleep(4)
+    assert all(each.ahead is not None for each in rest)
+    last.ahead._client = last.ahead._client.client
+    eventually(lambda: all(each.ahead is None for each in (*rest, last)), "what nobody reads is dropped", 20)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_over_keeps_no_values(local: Any) -> None:
+    """What it still computes may take hours: that is no slow line."""
+    _, slice_ = local
+    gate = threading.Event()
+    now = pw.jit(lambda x: (x + 1, x + 2), devices=slice_)
+    later = pw.jit(lambda x: jax.pure_callback(lambda v: (gate.wait(60), v)[1], x, x), devices=slice_)
+    try:
+        a, b, late = pw.program(lambda x: (*now(x), later(x)))(X)
+        assert float(a) == 2
+        assert b.ahead is not None and late.ahead is not None
+        eventually(lambda: b.ahead is None, "what nobody reads is dropped", 20)
+        assert late.ahead is not None
+    finally:
+        gate.set()
+    assert (float(b), float(late)) == (3, 1)
+
+
+class NeverComes:
+    """A client's native core, as the read-back of a value sees it that is on a slow line."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def wait_raw(self, *_: Any) -> str:
+        return "pending"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+@pytest.mark.slow
 def test_ctrl_c_between_any_two_steps_of_a_read_leaves_nothing(local: Any) -> None:
     """END-1: a KeyboardInterrupt comes once wherever Python looks for signals in `host_transfer.py`: after a call."""
     cluster, slice_ = local
