@@ -39,7 +39,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-guided fuzz-ports asan-ports model stress stress-sample contract-machines soak bench wheel docs clean
+.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-guided fuzz-ports asan-ports model campaigns thorough stress stress-sample contract-machines soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -116,12 +116,15 @@ STRESS := tests/stress --ignore tests/stress/test_fuzz.py
 THOROUGH := $(addprefix tests/python/,compiler/test_compiler_programs.py compiler/test_control_flow.py \
     arrays/test_array_functions.py arrays/test_array_indexing.py arrays/test_array_operators.py \
     hosts/test_callback_faults.py repository/test_examples.py schedule contract)
-stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
+FULL_SIZE := PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_FAULT_PAIRS=60 PATHWAYS_CANCELS=10000 \
+    PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 PATHWAYS_CALLS=35000 PATHWAYS_HOSTILE_SECONDS=600 \
+    PATHWAYS_TENANTS_SECONDS=5 PATHWAYS_THOROUGHNESS=4
+campaigns: $(BUILT) ## the stress tests at full size: kills, leaves, cancels, hostile tenants, networks
+	@$(FULL_SIZE) $(PYTEST) $(STRESS) $(PYTEST_ARGS)
+thorough: $(BUILT) ## the contracts, and what draws its examples by chance, with four times as many
+	@$(FULL_SIZE) $(PYTEST) $(THOROUGH) $(PYTEST_ARGS)
+stress: campaigns thorough ## both, the native stress tests, and ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
-	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_FAULT_PAIRS=60 PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 \
-	    PATHWAYS_SLICE_PROGRAMS=30 PATHWAYS_CALLS=35000 PATHWAYS_HOSTILE_SECONDS=600 PATHWAYS_TENANTS_SECONDS=5 \
-	    PATHWAYS_THOROUGHNESS=4 \
-	    $(PYTEST) $(STRESS) $(THOROUGH) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
 
 stress-sample: $(BUILT) ## a sample of the stress tests, drawn by chance, in a few minutes; the seeds are printed
