@@ -42,6 +42,7 @@ CRASHES = (
     "abort in a callback of a computation",
 )
 BIG = 1 << 20  # elements of float32
+CHILD_S = 20.0  # for a forked child to end
 QUEUED = 400  # more than the controller grants to a host at once
 
 
@@ -248,7 +249,7 @@ class Guest:
                 if way == "sys.exit":
                     sys.exit(0)
                 return
-            _, status = os.waitpid(child, 0)
+            status = _status_of(child)
             assert status == 0, f"a child that ended by {way} ended with {status}"
         if self.cell.state != "suspended":
             self.check()
@@ -259,6 +260,21 @@ class Guest:
             self.wait()
             if self.cell.state == "idle":
                 time.sleep(0.0005)
+
+
+def _status_of(child: int) -> int:
+    """How it ended. One that hangs says where it stands (SIGUSR1, as for `Player.stacks`), and is killed."""
+    deadline = time.monotonic() + CHILD_S
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGUSR1)
+            time.sleep(1)
+            os.kill(child, signal.SIGKILL)
+            return os.waitpid(child, 0)[1]
+        time.sleep(0.001)
 
 
 def _abort(*_: Any) -> Any:
