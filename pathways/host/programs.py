@@ -7,7 +7,9 @@ A compiled program's callables are given to `_core.Host`, which launches them wi
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,8 @@ from pathways.process.collection import collection_is_rare
 from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol import control_pb2 as pb
 
+#: So many removals of a client wait for programs that are not stored yet; of more, the oldest are dropped.
+MOST_EARLY = 1024
 #: Called with a program's number, and with the error or the memory.
 OnCompiled = Callable[[int, str | None, ProgramMemory | None], None]
 
@@ -86,6 +90,9 @@ class Programs:
         self._devices = devices
         self._sidecars = sidecars
         self.by_number: dict[int, Program] = {}
+        #: By client, removals that came before their programs: clients' commands take another way than what stores.
+        self._early: dict[int, collections.deque[int]] = {}
+        self._lock = threading.Lock()  # a program is stored whole, or not yet, when its removal comes
         self._on_stand_ins: tuple[int, int] | None = None  # the node of the last placeholder; for the enqueue thread
         self._executables = executables.ExecutableCache()
         self._compiler = WorkerThreads("pw-compile", most=1, is_foreign=True)
@@ -109,16 +116,19 @@ class Programs:
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local), self._islands)
         with collection_is_rare():
             registered = Program(client, bound, devices, asker)
-        self.by_number[program_id] = registered
-        self._sidecars.add(client, program.host_functions)
-        try:
-            for route, plan_here in enumerate(registered.host_reshard_plans):
-                for destination, words in plan_here.copy_plans.items():
-                    self._core.add_copy_plan(program_id, route, destination, words)
-            self._core.add_plan(program_id, registered.plan.block, client)
-        except BaseException:
-            self.drop(program_id)
-            raise
+        with self._lock:
+            self.by_number[program_id] = registered
+            self._sidecars.add(client, program.host_functions)
+            try:
+                for route, plan_here in enumerate(registered.host_reshard_plans):
+                    for destination, words in plan_here.copy_plans.items():
+                        self._core.add_copy_plan(program_id, route, destination, words)
+                self._core.add_plan(program_id, registered.plan.block, client)
+            except BaseException:
+                self.drop(program_id)
+                raise
+            if program_id in self._early.get(client, ()):
+                self._core.remove_plan(program_id)
         self._compiler.do(lambda: self._compile(program_id, registered, on_compiled), client)
 
     def analyze(self, program_id: int) -> dict[int, pb.ComputationAnalysis]:
@@ -209,9 +219,15 @@ class Programs:
         return found
 
     def remove(self, client: int, program_id: int) -> None:
-        """Removes a client's program, when its last run is over. A program of another client stays."""
-        if program_id in self.by_number and self.by_number[program_id].client == client:
-            self._core.remove_plan(program_id)
+        """Removes a client's program, when its last run is over; one that is not stored yet, as soon as it is: its call
+        ended before (END-1). A program of another client stays.
+        """
+        with self._lock:
+            registered = self.by_number.get(program_id)
+            if registered is None:
+                self._early.setdefault(client, collections.deque(maxlen=MOST_EARLY)).append(program_id)
+            elif registered.client == client:
+                self._core.remove_plan(program_id)
 
     def drop(self, program_id: int) -> None:
         """Drops a removed program, because its last run is over."""
@@ -221,6 +237,7 @@ class Programs:
 
     def forget(self, client: int) -> None:
         """Drops what calls a client that is gone. Its programs go when their last runs are over."""
+        self._early.pop(client, None)
         self._executables.forget(client)
 
     def stop(self) -> None:

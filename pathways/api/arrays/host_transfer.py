@@ -146,8 +146,9 @@ class SharedMemory(HostTransfer):
                 left.append(array)
             elif not read_back.has_come:
                 are_coming = are_coming or self._client.state(array) == _READY
-        for array in () if are_coming else left:
-            array.ahead = None
+        if not are_coming or len(left) > MOST_AHEAD:
+            for array in left:
+                array.ahead = None
 
     def allocate(self, nbytes: int, what: object, array: Any = None) -> _core.BlockView:
         """A block of the client's shared memory; waits while others are released, and refuses what can never fit. The

@@ -20,11 +20,12 @@ import pytest
 from control_clusters import eventually
 
 import pathways as pw
+from pathways.host.programs import Programs
 
 pytestmark = pytest.mark.slow
+X = np.float32(1)
 
 
-@pytest.mark.xfail(strict=False, reason="after Ctrl-C, a program is sometimes kept; open")
 def test_what_comes_late_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pw.connect(pw.LocalCluster(1, 1, 2)) as cluster:
         control: Any = cluster._control
@@ -80,3 +81,30 @@ def test_what_comes_late_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
             "cluster_stats", lambda: (control.cluster_stats(), devices.add_slice(devices=1)), KeyboardInterrupt
         )
         assert (float(first(x)), float(second(x)), float(other_loop(x))) == (9, 12, 2001)
+
+
+def test_a_removal_that_comes_before_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's command may reach a host before the request that stores the program. Another client's says nothing."""
+    register = Programs.register
+    stored: list[int] = []
+
+    def overtaken_by(who: int) -> None:
+        def late(self: Programs, client: int, number: int, *rest: Any) -> None:
+            self.remove(client + who, number)
+            register(self, client, number, *rest)
+            stored.append(number)
+
+        monkeypatch.setattr(Programs, "register", late)
+
+    with pw.connect() as cluster:
+        slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+        control: Any = cluster._control
+        overtaken_by(1)
+        kept = pw.jit(lambda x: x * 3, devices=slice_)
+        assert float(kept(X)) == 3
+        overtaken_by(0)
+        removed = pw.jit(lambda x: x * 4, devices=slice_)
+        with pytest.raises(pw.errors.PathwaysError, match="not known on host 0"):
+            np.asarray(removed(X))
+        programs = control.driver.programs.by_number
+        eventually(lambda: stored[0] in programs and stored[1] not in programs, "it is not kept", 20)
