@@ -239,8 +239,13 @@ class Guest:
         self._wait_for_ever()
 
     def _leave_by_fork(self) -> None:
-        """Children that end in each way there is; this client goes on, and is right, and then leaves itself."""
-        for way in ("os._exit", "sys.exit", "the end"):
+        """Children that end in each way there is; this client goes on, and is right, and then leaves itself.
+
+        In a save, a thread of tensorstore may hold the lock that tensorstore's exit handler takes. A child inherits the
+        lock, not the thread, and only `os._exit` passes by that handler.
+        """
+        ways = ("os._exit",) if self.cell.state == "checkpoint" else ("os._exit", "sys.exit", "the end")
+        for way in ways:
             child = os.fork()
             if child == 0:
                 self.kept.clear()
