@@ -163,7 +163,7 @@ void ClientLinkAtHead::take_block(const FrameHeader& header, std::span<const std
   must_look_ = true;
   std::vector<uint32_t> hosts = hub_.group(header.a);
   if (hosts.size() > kMostHosts) hosts.clear();
-  const bool may_take = hub_.has_room_for(block.bytes, received_bytes_);
+  const bool may_take = hub_.has_room_for(block.bytes, received_bytes_, *this);
   if (!blocks_.add(block, hosts, stamp, 1, may_take)) ++stats_.dropped;
   count_received(blocks_.kept().in_use);
 }

@@ -79,12 +79,17 @@ std::shared_ptr<Link> LinkHub::link_to(uint32_t host, int32_t incarnation) {
   return found->second.link.lock();
 }
 
-bool LinkHub::has_room_for(uint64_t bytes, uint64_t mine) {
+bool LinkHub::has_room_for(uint64_t bytes, uint64_t mine, const Link& link) {
   const auto fits = [bytes](uint64_t taken, uint64_t most) { return bytes <= most && taken <= most - bytes; };
   if (fits(received_, most_received_)) return true;
   const std::lock_guard lock(mutex_);
-  const auto count = std::ranges::count_if(clients_, [](const auto& each) { return each.second.link != nullptr; });
-  return fits(mine, most_received_ / std::max<uint64_t>(1, static_cast<uint64_t>(count)));
+  uint64_t count = 0;
+  bool has_joined = false;
+  for (const auto& [number, client] : clients_) {
+    if (client.link != nullptr) ++count;
+    has_joined = has_joined || client.link.get() == &link;
+  }
+  return has_joined && fits(mine, most_received_ / (count * (count + 1)));
 }
 
 std::vector<uint32_t> LinkHub::group(uint32_t number) {

@@ -36,7 +36,10 @@ _ROLES = (Role.CLIENT, Role.OPERATOR)
 _TWIN = 4
 #: What a client may ask for, at least and at most.
 _LEAST = ClientSizes(futures=64, ring_bytes=1 << 12, arena_bytes=1 << 12)
-_MOST = ClientSizes(futures=1 << 20, ring_bytes=1 << 26, arena_bytes=max(1 << 30, memory_bytes() // 2 // _TWIN))
+_MOST = dataclasses.replace(ClientSizes(), arena_bytes=max(1 << 30, memory_bytes() // 2 // _TWIN))
+# A twin beside its arena, rings and futures, and how many twins there may be: then these take an eighth of the memory.
+_BESIDE = 2 * _MOST.ring_bytes + 32 * _MOST.futures
+_MOST_TWINS = memory_bytes() // 8 // _BESIDE
 
 
 @dataclasses.dataclass(eq=False)
@@ -145,6 +148,10 @@ class FarClients:
         if not isinstance(connection, FarConnection) or not is_own or connection.far is not None:
             raise errors.PermissionDeniedError("no session of this client waits for a link")
         sizes = _checked_sizes(hello)
+        if sum(each.link is not None for each in self._connections.open.values()) >= _MOST_TWINS:
+            raise errors.ResourceExhaustedError(
+                f"the controller's memory is enough for {_MOST_TWINS} clients on other machines, and so many are there"
+            )
         try:
             # Nobody pays for pages that are not touched.
             twin = self._native.client_segment(sizes.futures, sizes.ring_bytes, _TWIN * sizes.arena_bytes)

@@ -1,7 +1,7 @@
 // The link of a client on another machine: what it leases, what it is told, and what makes no sense.
 //
 //   LINK-3   ClientLink.Puts, ClientLink.Fetches, ClientLink.WhatTheHeadKeepsCounts
-//   LINK-4   ClientLink.NonsenseIsRefusedByName
+//   LINK-4   ClientLink.NonsenseIsRefusedByName, ClientLink.AllClientsTogetherHaveABound
 //   ARENA-5  ClientLink.ALostHostsLeases
 //   FLOW-1   ClientLink.WhatNobodyReadsStaysInTheRing
 //   TRUST-1  ClientLink.NobodyWritesWhatWasNotLent
@@ -236,12 +236,9 @@ TEST(ClientLink, WhatTheHeadKeepsCounts) {
 }
 
 TEST(ClientLink, AllClientsTogetherHaveABound) {
-  LinkHub hub(100'000);
+  constexpr uint64_t kMost = 1'000'000;
+  LinkHub hub(kMost);
   hub.add_group(kGroup, {0});
-  FarClient one(hub, {kClient, 64}, kSizes, head_clock, agent_clock);
-  FarClient two(hub, {kClient + 1, 64}, kSizes, head_clock, agent_clock);
-  hub.add_client(kClient, one.view(), nullptr, one.at_head);
-  hub.add_client(kClient + 1, two.view(), nullptr, two.at_head);
   const auto has_room = [&](FarClient& client, uint64_t number, uint64_t bytes) {
     const BlockFrame block{number, bytes, 0};
     client.at_head->deliver(frame(FrameKind::kBlock, kGroup, 0, joined(block, uint64_t{1})));
@@ -249,15 +246,24 @@ TEST(ClientLink, AllClientsTogetherHaveABound) {
     client.at_head->deliver(frame(FrameKind::kData, 0, 0, joined(DataFrame{number, 0}, uint64_t{1})));
     return client.at_head->stats().dropped == before;
   };
-  EXPECT_FALSE(has_room(one, 1, 100'001));
-  EXPECT_TRUE(has_room(one, 2, 90'000));
-  EXPECT_FALSE(has_room(two, 1, 60'000));
-  EXPECT_TRUE(has_room(two, 2, 40'000)) << "its part, whatever the other one takes";
-  EXPECT_FALSE(has_room(two, 3, 40'000));
-  EXPECT_FALSE(has_room(one, 3, 10'000));
-  one.at_head->close();
-  EXPECT_TRUE(has_room(two, 4, 50'000));
-  for (const uint32_t client : {kClient, kClient + 1}) hub.remove_client(client);
+  std::deque<FarClient> clients;  // come one after the other, and each takes what it can
+  uint64_t all = 0;
+  for (uint32_t n = 1; n <= 12; ++n) {
+    FarClient& client = clients.emplace_back(hub, Client::Options{kClient + n, 64}, kSizes, head_clock, agent_clock);
+    EXPECT_EQ(has_room(client, 1, 2'000), n == 1) << "it has not joined, so it has no part";
+    hub.add_client(kClient + n, client.view(), nullptr, client.at_head);
+    uint64_t taken = 0;
+    for (uint64_t number = 2, bytes = kMost; number <= 12; ++number, bytes /= 2) {
+      if (has_room(client, number, bytes)) taken += bytes;
+    }
+    EXPECT_GT(taken, kMost / (n * (n + 1)) / 2) << "its part, whatever the others take";
+    all += taken;
+  }
+  EXPECT_LT(all, 2 * kMost);
+  EXPECT_FALSE(has_room(clients.back(), 13, kMost / 4));
+  clients.front().at_head->close();
+  EXPECT_TRUE(has_room(clients.back(), 14, kMost / 4));
+  for (uint32_t n = 1; n <= 12; ++n) hub.remove_client(kClient + n);
 }
 
 TEST(ClientLink, TimesAreDurations) {

@@ -5,6 +5,7 @@ Map from label to test:
     TRUST-1  test_a_far_client_may_not_operate, test_an_operator_may
     CERT-1   test_roles_that_may_not, test_the_checkpoints_of_a_far_client_follow_from_its_certificate
     LINK-1   test_a_far_client_whose_link_stops, test_the_controller_is_killed
+    LINK-4   test_the_head_s_memory_bounds_the_number_of_far_clients
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +42,10 @@ from pathways import cli
 from pathways.agent.controller_session import Endpoint
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
-from pathways.controller.far_clients import FarConnection
+from pathways.controller import far_clients
+from pathways.controller.far_clients import FarClients, FarConnection
 from pathways.process.client_terms import ClientTerms
+from pathways.process.config import ClientSizes
 from pathways.process.run_directory import authority_folder
 from pathways.trust import Credentials, Identity, Role, Tokens, dialing
 
@@ -239,6 +243,22 @@ def test_a_far_client_whose_link_stops(machines: MachineCluster) -> None:
             for _ in range(1000):
                 np.asarray(f(X))
                 time.sleep(0.02)
+
+
+def test_the_head_s_memory_bounds_the_number_of_far_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LINK-4: also of those that have not joined. With doubles, because a real controller has room for hundreds."""
+    monkeypatch.setattr(far_clients, "_MOST_TWINS", 2)
+    identity = Identity(Role.CLIENT, "ann")
+    there = [FarConnection(n, 0, f"secret {n}", None, identity=identity) for n in range(3)]
+    door = FarClients.__new__(FarClients)
+    door._native = door._hub = door._links = door._status = MagicMock()
+    door._connections = MagicMock(of={each.token: each for each in there}.get, open=dict(enumerate(there)))
+    hello = {"session": there[2].token, **vars(ClientSizes())}
+    there[0].link = there[1].link = object()
+    with pytest.raises(pw.errors.ResourceExhaustedError, match="enough for 2 clients on other machines"):
+        door._open(identity, hello)
+    there[1].link = None
+    assert door._open(identity, hello)[0] is there[2].far
 
 
 def test_a_far_client_may_not_operate(machines: MachineCluster) -> None:

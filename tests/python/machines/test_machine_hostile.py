@@ -208,15 +208,17 @@ def test_two_agents_with_one_name(scene: Scene) -> None:
     scene.counts.add("two agents with one name", 2, 2, 2)
 
 
-def test_a_client_that_wants_the_heads_memory(scene: Scene) -> None:
+@pytest.mark.parametrize("what", ["futures", "ring_bytes", "arena_bytes"])
+def test_a_client_that_wants_the_heads_memory(scene: Scene, what: str) -> None:
     """Of what a client may keep at the head, its own word is the bound, so that has one."""
     own = join(scene.port, scene.tokens.make(Role.CLIENT, 600), "greedy")
     session, welcome = dial_answered(scene.port, own, "session")
+    much = {"futures": 1 << 17, "ring_bytes": 1 << 21, "arena_bytes": psutil.virtual_memory().total // 4 + (1 << 30)}
     with session:
-        sizes = {"futures": 64, "ring_bytes": 4096, "arena_bytes": psutil.virtual_memory().total // 4 + (1 << 30)}
+        sizes = {"futures": 64, "ring_bytes": 4096, "arena_bytes": 4096, what: much[what]}
         said = refusal(lambda: dial_answered(scene.port, own, "client-up", session=welcome["session"], **sizes))
-    assert said.startswith("ConnectError: a client's arena_bytes is from 4096 to "), said
-    scene.counts.add("a client with a huge arena", 1, 1)
+    assert said.startswith(f"ConnectError: a client's {what} is from "), said
+    scene.counts.add("a client with a huge block", 1, 1)
 
 
 def test_addresses(scene: Scene) -> None:
