@@ -434,17 +434,16 @@ class RemoteControl:
 
     def _translated(self, error: grpc.RpcError) -> Exception:
         """The exception for a failed call: a refusal, the cluster's end, or a fault of the control plane itself."""
-        refusal = wire.raised(error)
-        if refusal is not None:
-            return refusal
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            # The kernel may report the ends of the two sockets a moment apart.
+        refusal, details = wire.raised(error), error.details() or ""
+        is_lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        if is_lost or details.startswith(wire.NO_SESSION):
+            # The reason comes another way, perhaps a moment later.
             deadline = Deadline(1.0)
             while not deadline.passed:
                 if (failure := self.failure()) is not None:
                     return failure
                 threading.Event().wait(0.005)
-        return errors.PathwaysError(f"the control plane failed: {error.code().name}: {error.details()}")
+        return refusal or errors.PathwaysError(f"the control plane failed: {error.code().name}: {details}")
 
 
 def _number_to(late: Late | None) -> Callable[[Any], object] | None:

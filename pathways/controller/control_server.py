@@ -33,8 +33,8 @@ _GRACE_S = 1e9
 def no_session() -> errors.PermissionDeniedError:
     """The refusal of a call without the secret of an open session."""
     return errors.PermissionDeniedError(
-        "the call came by no open connection to this cluster: connect first, and again when that was closed. If this "
-        "process has another release of Pathways than the cluster, install the cluster's"
+        f"{wire.NO_SESSION}: connect first, and again when that was closed. If this process has another release of "
+        "Pathways than the cluster, install the cluster's"
     )
 
 

@@ -81,6 +81,10 @@ def secret_in(metadata: Any) -> str:
     return next((str(value) for key, value in metadata or () if key == TOKEN_KEY), "")
 
 
+#: How the refusal of a call begins whose session is over.
+NO_SESSION = "the call came by no open connection to this cluster"
+
+
 async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:
     """Ends a call with an error. At the caller, `raised` makes an error of the same class of it."""
     text = str(error)

@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -259,6 +260,15 @@ def test_the_head_s_memory_bounds_the_number_of_far_clients(monkeypatch: pytest.
         door._open(identity, hello)
     there[1].link = None
     assert door._open(identity, hello)[0] is there[2].far
+
+
+def test_a_call_whose_session_is_over_says_why(machines: MachineCluster) -> None:
+    """The controller has lost the client, which hears of it a moment later than it calls."""
+    with machines.connect_far() as far:
+        far._control._token = "of a session that is over"
+        threading.Timer(0.2, link_process(far).kill).start()
+        with pytest.raises(pw.errors.ControllerLostError, match="connect again"):
+            far._control.hosts_there()
 
 
 def test_a_far_client_may_not_operate(machines: MachineCluster) -> None:
