@@ -159,11 +159,12 @@ class Draining:
             return "suspended; resume it first"
         reason = "no other host has enough devices"
         full: set[int] = set()
-        while places := resources.places(slice_id, without=full):
-            devices = places[0][1]
+        while slice_id in {each.slice_id for each in resources.slices}:  # its client may let it go meanwhile
+            places = resources.places(slice_id, without=full)
             left_s = deadline - asyncio.get_running_loop().time()
-            if left_s <= 0:
+            if not places or left_s <= 0:
                 return reason
+            devices = places[0][1]
             try:
                 await self._moves.move(client, slice_id, devices, left_s)
                 return None
@@ -172,7 +173,7 @@ class Draining:
                 full.update(self._cluster.topology.hosts_of(devices))
             except errors.PathwaysError as error:
                 return str(error)
-        return reason
+        return None
 
     async def _wait_idle(self, target: _Target, deadline: float, force: bool) -> None:
         """Waits until nothing of the time before the moves goes on there: runs whose results lie elsewhere read from

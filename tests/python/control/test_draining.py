@@ -420,3 +420,29 @@ def test_a_guest_may_not(cluster: pw.Cluster) -> None:
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     assert len(lines) == 2
     assert all("may not" in line for line in lines)
+
+
+def test_a_client_lets_a_slice_go_while_another_one_moves() -> None:
+    """With doubles. The drain does not fail for a slice that is not there any more."""
+    resources = ResourceManager(Topology.grid(2, 1, 2))
+    first, second = (resources.allocate((1,), island=0).slice_id for _ in range(2))
+    client: Any = types.SimpleNamespace(number=1, slices={first, second}, suspended=False)
+    ready = asyncio.Event()
+    ready.set()
+    hosts = [types.SimpleNamespace(ready=ready, is_lost=False) for _ in range(2)]
+    parts = {"topology": resources.topology, "resources": resources, "hosts": hosts, "agents": None}
+    double: Any = types.SimpleNamespace(**parts, unless_ended=lambda future: future)
+
+    class Doubles:
+        async def counts(self, host: Any) -> pb.HostCounts:
+            return pb.HostCounts()
+
+        async def move(self, client: Any, slice_id: int, devices: tuple[int, ...], left_s: float) -> None:
+            resources.release(second)
+            resources.remap(slice_id, devices)
+            resources.settle(slice_id)
+
+    doubles: Any = Doubles()
+    drainer = draining.Draining(double, {1: client}, doubles, doubles)
+    assert asyncio.run(drainer.drain(pb.DrainRequest(island=0, timeout_s=5.0))) == 0
+    assert resources.slices_on([0]) == () and resources.drained == {0}
