@@ -35,8 +35,9 @@ void complete_future(const ClientView& client, std::span<const std::byte> comple
 class LinkHub {
  public:
   /// `most_received`: bytes of this machine's memory for the blocks of clients on other machines, of all together. When
-  /// they are taken, each of the n clients may still have an n(n + 1)-th of as many. The sum of these parts is less than
-  /// `most_received`, also when clients come one after the other and keep theirs: so they take less than twice as much.
+  /// they are taken, each of the n clients may still have an n(n + 1)-th of as many. The sum of these parts is less
+  /// than `most_received`, also when clients come one after the other and keep theirs: so they take less than twice as
+  /// much.
   explicit LinkHub(uint64_t most_received = UINT64_MAX) : most_received_(most_received) {}
   LinkHub(const LinkHub&) = delete;
   LinkHub& operator=(const LinkHub&) = delete;
@@ -50,8 +51,8 @@ class LinkHub {
   void add_group(uint32_t group, std::vector<uint32_t> hosts);
 
   // For links.
-  /// Whether the client of a link, whose blocks take `mine` bytes, may take more: there is room, or it has less than its
-  /// part. A link whose client has not joined has none.
+  /// Whether the client of a link, whose blocks take `mine` bytes, may take more: there is room, or it has less than
+  /// its part. A link whose client has not joined has none.
   bool has_room_for(uint64_t bytes, uint64_t mine, const Link& link);
   /// A client's blocks take so many bytes now, and took so many before.
   void count_received(uint64_t now, uint64_t before) { received_ += now - before; }
