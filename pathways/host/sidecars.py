@@ -7,8 +7,9 @@ never in a host, which holds other clients' data, nor in a process of another cl
 arguments, and nothing else. What it answers is data: bytes of the promised shapes and dtypes, and texts (TRUST-1).
 
 A call that does not end within its deadline ends the process, and with it what the functions kept there. The next call
-starts another one. When a client is gone, its sidecar is killed (OWN-1); a sidecar ends with its host.
-On a machine that serves clients from elsewhere, sidecars are confined (GUEST-1).
+starts another one. When a client is gone, its sidecar is killed (OWN-1); a sidecar ends with its host. With it ends
+whatever its functions have started (`pathways/process/confinement.py`). On a machine that serves clients from
+elsewhere, sidecars are confined (GUEST-1).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from pathways.process.worker_threads import WorkerThreads
 
 _MOST_ANSWER_BYTES = 16 * MAX_ERROR_CHARS  # JSON writes some characters as twelve bytes
 _MOST_PROCESSES = 4096  # and threads, of a confined one
+_ENDS_S = 10.0  # when it is killed, with all that functions have started
 _START_S = 60.0  # to start a process and to read a function, beside the deadline
 
 
@@ -155,7 +157,11 @@ class _Process:
     @property
     def pid(self) -> int | None:
         child = self._child
-        return child.pid if child is not None and child.returncode is None else None
+        if child is None or child.returncode is not None:
+            return None
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{child.pid}/task/{child.pid}/children") as file:
+            return int(file.read().split()[0])  # the others are what it has left behind
+        return None
 
     def ask(self, function: HostFunction, arrays: Sequence[np.ndarray], kinds: Sequence[Kind]) -> list[np.ndarray]:
         """Any thread. See `Sidecars.ask`."""
@@ -247,7 +253,7 @@ class _Process:
         self._memory_bytes = 0
         self._loaded.clear()
         handed = (theirs.fileno(), self._memory)
-        command = [*self._interpreter(), sidecar.__name__, *map(str, handed), str(os.getpid())]
+        command = [sys.executable, "-P", confinement.__file__, str(os.getpid()), self._bounds(), sidecar.__name__]
         with self._ending, theirs:
             if self._is_stopped:
                 ours.close()
@@ -257,7 +263,11 @@ class _Process:
             environment = {**inherited, "JAX_PLATFORMS": "cpu"}  # a function that uses JAX takes no device of the host
             try:
                 self._child = subprocess.Popen(
-                    command, pass_fds=handed, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+                    [*command, *map(str, handed)],
+                    pass_fds=handed,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
                 )
             except BaseException:
                 ours.close()
@@ -265,13 +275,12 @@ class _Process:
                 raise
             self._link = ours
 
-    def _interpreter(self) -> list[str]:
-        """How a module is run."""
+    def _bounds(self) -> str:
+        """See `pathways/process/confinement.py`."""
         if self._hidden is None:
-            return [sys.executable, "-P", "-m"]
-        memory = memory_bytes() // 2
-        bounds = {"hide": self._hidden(), "memory": memory, "processes": _MOST_PROCESSES}
-        return [sys.executable, "-P", confinement.__file__, json.dumps(bounds)]
+            return "{}"
+        bounds = {"hide": self._hidden(), "memory": memory_bytes() // 2, "processes": _MOST_PROCESSES}
+        return json.dumps(bounds)
 
     def _request(self, request: dict[str, Any], data: bytes | None, limit_s: float | None, late: str) -> None:
         """Sends a request and waits for its answer.
@@ -314,18 +323,20 @@ class _Process:
             return "was never there"
         if self._child.returncode is not None:
             return describe_exit(self._child.returncode)
-        until = time.monotonic() + patience_s
-        # The number of its process group stays its own until it is reaped; so look, and reap it behind the kill.
-        while not os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-            if time.monotonic() >= until:
-                break
-            time.sleep(0.005)
-        _kill(self._child)
+        for left_s in (patience_s, _ENDS_S):
+            until = time.monotonic() + left_s
+            while not os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.005)
+            _kill(self._child)
+        # The number of its process group stays its own until it is reaped.
+        with contextlib.suppress(OSError):
+            os.killpg(self._child.pid, signal.SIGKILL)
         return describe_exit(self._child.wait())
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kills a process that leads a session of its own, and what it has started."""
+    """Kills a process with all that it has started: see `pathways/process/confinement.py`."""
     if child.returncode is None:  # else the number may be another's
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        os.kill(child.pid, signal.SIGTERM)

@@ -1,8 +1,13 @@
-"""Runs a module in a process that reaches neither this machine's secrets nor processes that are not its own.
+"""Runs a module in a process with which everything ends that it has started; on some machines, confined.
 
-    python -P confinement.py {"hide": [FOLDER, ...], "memory": BYTES, "processes": N} MODULE ARGUMENT...
+    python -P confinement.py PARENT BOUNDS MODULE ARGUMENT...
 
-GUEST-1: functions of clients (`pw.host_callback`) run so on a machine that serves clients from elsewhere.
+OWN-1: this process only forks the one that runs the module, and becomes the parent of whatever that one leaves behind,
+also of a daemon. It kills all of them when the module ends, and on SIGTERM, which the kernel sends when PARENT ends.
+Then it ends as the module did. The module's last argument is this process's number.
+
+BOUNDS is {"hide": [FOLDER, ...], "memory": BYTES, "processes": N}, or {}. GUEST-1: on a machine that serves clients
+from elsewhere, their functions (`pw.host_callback`) reach neither its secrets nor processes that are not their own.
 
 It imports nothing of ours, because what it does must be done before the process has a second thread. It uses what the
 kernel has, and says on stderr what it lacks:
@@ -25,12 +30,14 @@ import json
 import os
 import resource
 import runpy
+import signal
 import struct
 import sys
 from collections.abc import Sequence
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _ALL_BELOW, _PRIVATE = 1, 2, 4, 8, 1 << 14, 1 << 18
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 _SET_DUMPABLE, _DROP_BOUND, _SET_SECURE_BITS, _NO_NEW_PRIVILEGES = 4, 24, 28, 38
 _NO_ROOT_FOR_GOOD = 0b11
 _CAPABILITIES_3 = 0x20080522
@@ -40,6 +47,40 @@ _NO_ABSTRACT_SOCKETS, _NO_SIGNALS = 1, 2
 _SCOPES_SINCE = 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def keep(parent: int) -> int:
+    """Returns in a child, with the number of this process, which ends with all that the child has started."""
+    _control(_SET_SUBREAPER, 1)
+    _control(_SET_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+    heard, own = {signal.SIGTERM, signal.SIGCHLD}, os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return own
+    _control(_SET_DUMPABLE, 0)  # nobody looks into it, and it leaves no second core file
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    ends: dict[int, int] = {}
+    while child not in ends and signal.sigwait(heard) == signal.SIGCHLD:
+        while child not in ends and (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ends = dict([found])
+    with contextlib.suppress(ChildProcessError):
+        while True:  # until none is left: the children of one that ends become this process's
+            with open(f"/proc/self/task/{own}/children") as file:
+                for pid in map(int, file.read().split()):
+                    os.kill(pid, signal.SIGKILL)
+            pid, how = os.waitpid(-1, 0)
+            ends.setdefault(pid, how)
+    if os.WIFSIGNALED(ends[child]):
+        number = os.WTERMSIG(ends[child])
+        with contextlib.suppress(OSError):  # of SIGKILL
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(own, number)
+    os._exit(os.WEXITSTATUS(ends[child]))
 
 
 def confine(hide: Sequence[str], memory: int, processes: int) -> list[str]:
@@ -123,11 +164,13 @@ def _check(result: int, what: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Confines the process, and runs the module."""
-    for problem in confine(**json.loads(arguments[0])):
+    """Runs the module in a process that is kept, and confined if there are bounds."""
+    parent, bounds, module, *rest = arguments
+    keeper = keep(int(parent))
+    for problem in confine(**json.loads(bounds)) if bounds != "{}" else ():
         print(f"functions of clients are not fully confined on this host: {problem}", file=sys.stderr, flush=True)
-    sys.argv = list(arguments[1:])
-    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    sys.argv = [module, *rest, str(keeper)]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

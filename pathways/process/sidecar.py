@@ -1,10 +1,10 @@
 """A sidecar: the process in which a host runs the functions of one client that are not compiled.
 
-    python -P -m pathways.process.sidecar SOCKET MEMORY
+    python -P confinement.py ... pathways.process.sidecar SOCKET MEMORY PARENT
 
-Both are descriptors that it inherits. Each message on the socket is JSON behind its length; the bytes of a function
-follow in a message of their own. Arrays lie in the memory, which this process and its host share, and nobody else. It
-answers one request at a time, in the order in which they come, and ends with its host.
+It inherits the two descriptors, and ends with PARENT (`confinement.py`). Each message on the socket is JSON behind its
+length; the bytes of a function follow in a message of their own. Arrays lie in the memory, which this process and its
+host share, and nobody else. It answers one request at a time, in the order in which they come.
 """
 
 from __future__ import annotations

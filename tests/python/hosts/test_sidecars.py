@@ -1,6 +1,6 @@
 """Processes of host functions: each client has its own on each host, and none outlives its client or its host.
 
-OWN-1  when a client goes, its process goes, and nobody else's
+OWN-1  when a client goes, its process goes with all that its functions have started, and nobody else's
 """
 
 from __future__ import annotations
@@ -25,8 +25,22 @@ from pathways.host import sidecars
 
 NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
-GUEST = """
+#: A process with no parent and no session that the function's process knows.
+DAEMON = """
 import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open(sys.argv[1], "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(600)
+else:
+    os.wait()
+"""
+
+GUEST = f"""
+import os, subprocess, sys, time
+DAEMON = {DAEMON!r}
 import jax, numpy as np
 import pathways as pw
 cluster = pw.connect(sys.argv[1])
@@ -40,6 +54,11 @@ def sleep(v):
         time.sleep(40)
         os._exit(0)
     time.sleep(600)
+path = sys.argv[2]
+def leave(v):
+    subprocess.run([sys.executable, "-c", DAEMON, path], check=True)
+    return v
+pw.jit(lambda x: pw.host_callback(leave, kinds, x), devices=one)(np.float32(1)).block_until_ready()
 hang = pw.jit(lambda x: pw.host_callback(sleep, kinds, x, deadline=None), devices=one)
 out = hang(np.float32(1))
 print("hangs", flush=True)
@@ -72,10 +91,25 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
         def pids(client: int) -> list[int | None]:
             return [host.get("sidecars", {}).get(str(client)) for host in cluster.stats()["hosts"]]
 
+        def leaves(path: str) -> Callable[[Any], Any]:
+            def leave(v: Any) -> Any:
+                subprocess.run([sys.executable, "-c", DAEMON, path], check=True)
+                return v
+
+            return leave
+
+        left = [tmp_path / str(n) for n in range(2)]
+        for path, each in zip(left, slices, strict=True):
+            leave = leaves(str(path))
+            f = pw.jit(lambda x, leave=leave: pw.host_callback(leave, NUMBER, x), devices=each)
+            f(np.float32(1)).block_until_ready()
+        daemons = [int(path.read_text()) for path in left]
         mine = pids(cluster.client_id)
         script = tmp_path / "guest.py"
         script.write_text(GUEST)
-        guest = subprocess.Popen([sys.executable, str(script), cluster.address], stdout=subprocess.PIPE, text=True)
+        other_left = tmp_path / "guest"
+        command = [sys.executable, str(script), cluster.address, str(other_left)]
+        guest = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert guest.stdout is not None and guest.stdout.readline() == "hangs\n"
         (other,) = (each["client"] for each in cluster.stats()["clients"] if each["client"] != cluster.client_id)
         (theirs,) = (pid for pid in pids(other) if pid is not None)
@@ -85,6 +119,8 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
         guest.wait()
         guest.stdout.close()
         until(lambda: not lives(theirs), "the process of the client that was killed is gone")
+        until(lambda: not lives(int(other_left.read_text())), "and what it has started")
+        assert all(map(lives, daemons))
         until(lambda: pids(other) == [None, None], "no host has it any more")
         assert pids(cluster.client_id) == mine
         assert [float(each(np.float32(3))) for each in (*adds, *doubles)] == [4, 4, 6, 6]
@@ -93,6 +129,8 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
         os.kill(cluster.stats()["hosts"][1]["pid"], signal.SIGKILL)
         assert mine[1] is not None
         until(lambda: not lives(mine[1]), "the process of the host that was killed is gone")
+        until(lambda: not lives(daemons[1]), "and what it has started")
+        assert lives(daemons[0])
         assert float(adds[0](np.float32(5))) == 6 and pids(cluster.client_id)[0] == mine[0]
 
         def is_back() -> bool:
@@ -102,8 +140,8 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
                 return False
 
         until(is_back, "the host's successor calls functions")
-        last = [pid for pid in pids(cluster.client_id) if pid is not None]
-        assert len(last) == 2
+        last = [daemons[0], *(pid for pid in pids(cluster.client_id) if pid is not None)]
+        assert len(last) == 3
     until(lambda: not any(map(lives, last)), "the processes of a closed cluster are gone")
 
 
@@ -124,13 +162,15 @@ def test_what_a_function_started_ends_with_its_process(embedded_cluster: Any, tm
     def die(v: Any) -> Any:
         import subprocess
 
-        path.write_text(str(subprocess.Popen(["sleep", "47.11"]).pid))
+        child = subprocess.Popen(["sleep", "47.11"], start_new_session=True).pid
+        subprocess.run([sys.executable, "-c", DAEMON, f"{path}-daemon"], check=True)
+        path.write_text(f"{child} {pathlib.Path(f'{path}-daemon').read_text()}")
         os._exit(3)
 
     f = pw.jit(lambda x: pw.host_callback(die, NUMBER, x), devices=one)
     with pytest.raises(errors.CallbackFailedError, match="ended with exit status 3"):
         f(np.float32(1)).block_until_ready()
-    until(lambda: not lives(int(path.read_text())), "what the function started is gone")
+    until(lambda: not any(map(lives, map(int, path.read_text().split()))), "what the function started is gone")
     with pytest.raises(errors.CallbackFailedError):
         jax.effects_barrier()
 
