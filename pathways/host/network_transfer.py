@@ -14,8 +14,9 @@ to a host that is then lost stays in the sender's memory for ever. And on CPU it
 (benchmarks/results/transfer-*).
 
 Where machines are real, streams are mutual TLS 1.3 (LINK-1) from host to host, unless the cluster was started without
-encryption. The controller says where a host receives and which machine it is on (`StreamAddress`); a transfer counts
-only if it comes with the certificate and the secret of the sending host's machine (CERT-1). The machines of a
+encryption. The controller says where a host receives and which machine it is on (`StreamAddress`). A transfer goes
+only to that machine's certificate, and counts only if it comes with the certificate and the secret of the sending
+host's machine (CERT-1). The machines of a
 `LocalCluster` are modelled: there, streams use Unix sockets in the cluster's directory, which only its user can enter;
 see `LocalCluster.machines`.
 """
@@ -91,18 +92,18 @@ class Streams:
         count = lanes(bool(credentials))
         self._loops = [Loops(Loop("pw-streams-out"), Loop("pw-streams-in")) for _ in range(count)]
         self._next_loop = itertools.cycle(self._loops)
-        self._incoming: set[Pair] = set()
+        self._incoming: dict[Pair, Sender] = {}  # by age
         own = StreamAddress.parse(address)
         self._secret = own.secret
         self._far = {peer: StreamAddress.parse(there) for peer, there in far.items()}
-        self._lanes = {peer: self._lanes_to(there.address) for peer, there in self._far.items()}
+        self._lanes = {peer: self._lanes_to(there) for peer, there in self._far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.open_stream(peer)
         self._listener = stream_sockets.StreamListener(own.address, credentials, self._knows, self._receive)
 
-    def _lanes_to(self, address: str) -> list[_HostStream]:
-        return [_HostStream(self._core, address, self._secret, self._credentials, loops) for loops in self._loops]
+    def _lanes_to(self, there: StreamAddress) -> list[_HostStream]:
+        return [_HostStream(self._core, there, self._secret, self._credentials, loops) for loops in self._loops]
 
     def _knows(self, sender: Sender) -> bool:
         return any(sender.is_at(there) for there in list(self._far.values()))
@@ -139,7 +140,10 @@ class Streams:
             for lane in self._lanes[host]:
                 lane.stop()
             self._far[host] = StreamAddress.parse(stream)
-            self._lanes[host] = self._lanes_to(self._far[host].address)
+            self._lanes[host] = self._lanes_to(self._far[host])
+            for incoming, sender in list(self._incoming.items()):
+                if not self._knows(sender):
+                    incoming.ended("its machine has left")
 
     def stop(self) -> None:
         """Ends all streams. Nobody is notified of the ends of their transfers any more."""
@@ -162,15 +166,20 @@ class Streams:
         def ended(why: str) -> None:
             if frames.is_within:
                 print(f"a stream from {sender} broke: {why}", file=sys.stderr, flush=True)
-            self._incoming.discard(stream)
+            self._incoming.pop(stream, None)
             answers.close()
             messages.close()
 
         stream = Pair(ended)
-        self._incoming.add(stream)
+        self._incoming[stream] = sender
         reply = Connection(loop, answers, stream.ended)
         parser = self._take_all(frames, sender, lambda data: reply.send(memoryview(data), stays=True))
         stream.start(reply, Connection(loop, messages, stream.ended, parse=parser))
+        # Twice as many as an honest machine opens, which may not know yet that some are over.
+        theirs = [each for each, whose in list(self._incoming.items()) if whose.secret == sender.secret]
+        most = 2 * _MOST_LANES * sum(map(sender.is_at, list(self._far.values())))
+        for oldest in theirs[: max(0, len(theirs) - most)]:
+            oldest.ended("its machine has opened too many others")
 
     def _take_all(self, frames: stream_sockets.Frames, sender: Sender, answer: Callable[[bytes], object]) -> Parser:
         """Takes what a stream brings, and answers."""
@@ -239,9 +248,9 @@ class _HostStream:
     The loop sends; the enqueue thread sends what is small itself, while nothing else is under way.
     """
 
-    def __init__(self, core: Any, address: str, secret: str, credentials: str, loops: Loops) -> None:
+    def __init__(self, core: Any, there: StreamAddress, secret: str, credentials: str, loops: Loops) -> None:
         self._core = core
-        self._address = address
+        self._there = there
         self._secret = secret
         self._credentials = credentials
         self._loops = loops
@@ -295,11 +304,11 @@ class _HostStream:
     def _connect(self, stream: Pair) -> None:
         """Opens a stream, which may wait; streams to other hosts do not wait for it."""
         try:
-            if not self._address:
+            if not self._there.address:
                 raise ConnectionError("the host is lost")
             # Loaded again for each stream: the agent renews them.
             own = Credentials.load(self._credentials) if self._credentials else None
-            sockets = stream_sockets.connect(self._address, self._secret, own)
+            sockets = stream_sockets.connect(self._there, self._secret, own)
         except Exception as error:  # every transfer must get an answer, so report any error
             stream.ended(f"{type(error).__name__}: {error}")
             return
@@ -385,7 +394,7 @@ class _HostStream:
             self._open.clear()
             self.queued_bytes = 0
         if lost and not self._stopped:
-            print(f"a stream to {self._address.partition('#')[0]} broke: {why}", file=sys.stderr, flush=True)
+            print(f"a stream to {self._there.address} broke: {why}", file=sys.stderr, flush=True)
         for outgoing in lost:
             self._fail(outgoing, why)
 

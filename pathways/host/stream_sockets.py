@@ -103,23 +103,23 @@ def _watch(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def connect(address: str, secret: str, own: Credentials | None) -> tuple[socket.socket, socket.socket]:
-    """Opens a stream to the host that listens at an address: the connection that answers, and that of the messages.
+def connect(there: StreamAddress, secret: str, own: Credentials | None) -> tuple[socket.socket, socket.socket]:
+    """Opens a stream to a host: the connection that answers, and that of the messages.
 
     Args:
-        address: `unix:PATH`, or `HOST:PORT`.
+        there: where the host is, as the controller has said.
         secret: of this end's machine.
         own: what this end shows; None: streams are not encrypted.
 
     Raises:
         OSError: nobody is there, or it is no host of this cluster.
-        PermissionDeniedError: the host refuses this caller.
+        PermissionDeniedError: the host refuses this caller, or another machine answers there.
     """
     number = os.urandom(16)
-    answers = _open(address, secret, own, number, _ANSWERS)
+    answers = _open(there, secret, own, number, _ANSWERS)
     try:
         _hear_verdict(answers)
-        messages = _open(address, secret, own, number, _MESSAGES)
+        messages = _open(there, secret, own, number, _MESSAGES)
     except BaseException:
         answers.close()
         raise
@@ -137,11 +137,11 @@ def _hear_verdict(answers: socket.socket) -> None:
         raise errors.PermissionDeniedError(text.decode())
 
 
-def _open(address: str, secret: str, own: Credentials | None, number: bytes, which: int) -> socket.socket:
-    path = _unix_path(address)
+def _open(there: StreamAddress, secret: str, own: Credentials | None, number: bytes, which: int) -> socket.socket:
+    path = _unix_path(there.address)
     if path is None:
-        there = Address.parse(address)
-        connection = socket.create_connection((there.host, there.port), timeout=_HELLO_S)
+        listener = Address.parse(there.address)
+        connection = socket.create_connection((listener.host, listener.port), timeout=_HELLO_S)
     else:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(_HELLO_S)
@@ -151,6 +151,12 @@ def _open(address: str, secret: str, own: Credentials | None, number: bytes, whi
         _watch(connection)
         if own is not None:
             connection = own.client_context().wrap_socket(connection, server_hostname=server_name(Role.HOST))
+            found = _identity(connection)  # CERT-1: any machine with hosts has a certificate for that
+            if found is None or found.name != there.machine:
+                raise errors.PermissionDeniedError(
+                    f"machine {there.machine} is expected at {there.address}, and {found} answers there: look at the "
+                    "addresses of both machines, and who listens there"
+                )
         connection.sendall(_HELLO.pack(_MAGIC, number, which, secret.encode()))
     except BaseException:
         connection.close()

@@ -80,6 +80,11 @@ def stream_port(scene: Scene, host: int) -> str:
     return f"127.0.0.1:{port}"
 
 
+def stream_of(scene: Scene, host: int) -> str:
+    """Where a host receives transfers, with its machine."""
+    return f"{machine_of(scene, host)}@{stream_port(scene, host)}"
+
+
 def machine_of(scene: Scene, host: int) -> str:
     return str(next(each["name"] for each in scene.client.stats()["machines"] if each["island"] == host))
 

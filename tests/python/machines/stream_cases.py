@@ -65,14 +65,14 @@ def say(
     where: str, own: Credentials | None, sent: Sequence[bytes], secret: str = "", timeout_s: float = 20.0
 ) -> list[str]:
     """Sends these bytes over a new stream, and ends it. Returns the errors of the answers; "" for a complete transfer.
-    `secret`: of the machine that sends.
+    `where`: `MACHINE@ADDRESS`, or without encryption `ADDRESS`. `secret`: of the machine that sends.
 
     Raises:
         StreamRefusedError: the host has refused the stream.
         PermissionDeniedError: it has refused the caller.
         OSError: there is no stream to be had.
     """
-    answers, messages = stream_sockets.connect(where, secret, own)
+    answers, messages = stream_sockets.connect(stream_sockets.StreamAddress.parse(where), secret, own)
     with answers, messages:
         answers.settimeout(timeout_s)
         messages.settimeout(timeout_s)

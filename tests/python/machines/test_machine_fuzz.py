@@ -31,7 +31,7 @@ import pytest
 from chunks import chunk
 from false_hosts import FalseMachine
 from hostile_cases import FalseAgent, Log, plain, raw_tls
-from hostile_scene import Scene, machine_of, stream_port
+from hostile_scene import Scene, machine_of, stream_of, stream_port
 from recorded_calls import recorded
 from stream_cases import StreamRefusedError, framed, hello, say
 from trust_cases import read_all
@@ -314,7 +314,7 @@ def messages_of_transfers(generator: random.Random) -> list[bytes]:
 def test_streams(campaign: Campaign, host: int) -> None:
     """By a machine whose hosts may send there."""
     scene = campaign.scene
-    where = stream_port(scene, host)
+    where, named = stream_port(scene, host), stream_of(scene, host)
     own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 1 - host)}.pem"))
     secret = scene.secrets[1 - host]
     begins = [hello(bytes(16), which, secret.encode()) for which in (0, 1)]
@@ -329,7 +329,7 @@ def test_streams(campaign: Campaign, host: int) -> None:
                 [mutator.changed(b"".join(map(framed, messages)))],
             ):
                 with contextlib.suppress(OSError, StreamRefusedError):
-                    say(where, own, sent, secret)
+                    say(named, own, sent, secret)
             with raw_tls(where, own) as secure:
                 secure.settimeout(0.1)
                 with contextlib.suppress(OSError):

@@ -30,7 +30,7 @@ from chunks import chunk
 from control_clusters import eventually
 from false_hosts import FalseMachine
 from hostile_cases import FalseAgent, Log, plain, raw_tls, refusal, says_hello
-from hostile_scene import Scene, machine_of, send, stream_port, tunnel
+from hostile_scene import Scene, machine_of, send, stream_of, stream_port, tunnel
 from machines import MachineCluster
 from stream_cases import StreamRefusedError, framed, say
 from trust_cases import read_all
@@ -369,7 +369,7 @@ def test_without_encryption_only_introduced_hosts_send_transfers() -> None:
 def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
     """CERT-1: a certificate counts for the hosts of its own machine."""
     receiver = 1
-    where, log = stream_port(scene, receiver), Log(scene.machines.handle.address, receiver)
+    where, log = stream_of(scene, receiver), Log(scene.machines.handle.address, receiver)
     own = Credentials.load(os.path.join(scene.machines.folder, f"{machine_of(scene, 0)}.pem"))
     secret = scene.secrets[0]
     assert send(where, own, 0, secret) == ["nobody waits for it there"], "the true sender is heard"
@@ -395,7 +395,7 @@ def test_transfers_in_the_name_of_another_machine(scene: Scene) -> None:
 
 def test_a_machine_that_has_left_sends_no_more(scene: Scene) -> None:
     """CERT-1: what a machine was told when it joined counts until it, or another one, has its place anew."""
-    where, log = stream_port(scene, 1), Log(scene.machines.handle.address, 1)
+    where, log = stream_of(scene, 1), Log(scene.machines.handle.address, 1)
     before = ""
     for _ in range(2):
         with contextlib.closing(FalseMachine(scene.port, scene.host)) as there:
@@ -437,5 +437,5 @@ def test_garbage_and_silence_at_a_host(scene: Scene) -> None:
         with log.says("is refused: a", 20):
             for _ in range(20):
                 with pytest.raises(StreamRefusedError, match="network transfers"):
-                    say(where, own, [framed(generator.randbytes(64))], scene.secrets[1 - host])
+                    say(stream_of(scene, host), own, [framed(generator.randbytes(64))], scene.secrets[1 - host])
         scene.counts.add("garbage with a good certificate, at a host", 20, 20, 20)

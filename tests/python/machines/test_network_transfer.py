@@ -21,6 +21,7 @@ from stream_cases import BlockingFrames
 
 from pathways import _core
 from pathways.host import network_transfer, stream_sockets
+from pathways.host.stream_sockets import StreamAddress
 from pathways.transport.loop import Loop
 
 
@@ -45,6 +46,9 @@ class Core:
     def __init__(self) -> None:
         self.told: dict[int, str | None] = {}
         self._news = threading.Condition()
+
+    def open_stream(self, peer: int) -> None:
+        """Nothing follows from it."""
 
     def remote_send_done(self, outgoing: OutgoingTransfer, error: str | None) -> None:
         with self._news:
@@ -98,7 +102,7 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
 
         listener = stream_sockets.StreamListener(address, "", lambda sender: True, serve)
         core = Core()
-        made = network_transfer._HostStream(core, address, "", "", loops)
+        made = network_transfer._HostStream(core, StreamAddress.parse(address), "", "", loops)
         stops.extend((made.stop, listener.close))
         return made, core
 
@@ -167,7 +171,8 @@ def test_nobody_there(way: Any) -> None:
     """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
     core = Core()
     for order, address in enumerate(("", "unix:/nowhere/at.all")):
-        lost = network_transfer._HostStream(core, address, "", "", network_transfer.Loops(Loop(), Loop()))
+        there = StreamAddress.parse(address)
+        lost = network_transfer._HostStream(core, there, "", "", network_transfer.Loops(Loop(), Loop()))
         lost.send(OutgoingTransfer(order))
         (error,) = core.wait(order)
         assert error is not None and "stream" in error
@@ -180,3 +185,34 @@ def test_nobody_there(way: Any) -> None:
     made.send(OutgoingTransfer(8))
     (error,) = core.wait(8)
     assert error is not None and "lost" in error
+
+
+def test_streams_of_one_machine_are_bounded(tmp_path: Any) -> None:
+    """Of more than honest hosts open, the oldest ends; and all of them, when their machine has left (CERT-1)."""
+    address = f"unix:{tmp_path}/own.sock"
+    far = {1: "m1@127.0.0.1:1#one", 2: "m2@127.0.0.1:2#two", 3: "m2@127.0.0.1:3#two"}
+    streams = network_transfer.Streams(Core(), f"{address}#own", far)
+    most = 2 * network_transfer._MOST_LANES
+    with contextlib.ExitStack() as stack:
+        stack.callback(streams.stop)
+
+        def opened(secret: str) -> socket.socket:
+            there = StreamAddress.parse(address)
+            answers, _ = map(stack.enter_context, stream_sockets.connect(there, secret, None))
+            answers.settimeout(30)
+            return answers
+
+        def is_open(stream: socket.socket) -> bool:
+            stream.settimeout(0.2)
+            try:
+                return stream.recv(1) != b""
+            except TimeoutError:
+                return True
+
+        innocent = [opened("two") for _ in range(most + 1)]  # of two hosts
+        guilty = [opened("one") for _ in range(most + 2)]
+        assert [stream.recv(1) for stream in guilty[:2]] == [b"", b""]
+        assert all(map(is_open, innocent)) and all(map(is_open, guilty[2:]))
+        streams.replace(1, "m1@127.0.0.1:1#another")
+        assert [stream.recv(1) for stream in guilty[2:]] == [b""] * most
+        assert all(map(is_open, innocent))

@@ -33,9 +33,12 @@ class Listener:
         self.senders: list[str] = []
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
             self.address = f"127.0.0.1:{reserved.getsockname()[1]}"
-            there = StreamAddress("me" if credentials else "", self.address, secret)
-            self._listener = StreamListener(self.address, credentials, lambda sender: sender.is_at(there), self._serve)
+            self.there = StreamAddress("me" if credentials else "", self.address, secret)
+            self._listener = StreamListener(self.address, credentials, self._knows, self._serve)
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
+
+    def _knows(self, sender: Sender) -> bool:
+        return sender.is_at(self.there)
 
     def _serve(self, *stream: Any) -> None:
         threading.Thread(target=self._echo, args=stream, daemon=True).start()
@@ -86,7 +89,7 @@ def ends(request: pytest.FixtureRequest, files: dict[str, str]) -> Iterator[tupl
 def test_messages_and_answers(ends: tuple[Listener, str]) -> None:
     listener, credentials = ends
     texts = [os.urandom(size) for size in (1, 0, 15, 70_000, 3 << 20, 2, 1 << 20)]
-    answers, messages = connect(listener.address, "", Credentials.load(credentials) if credentials else None)
+    answers, messages = connect(listener.there, "", Credentials.load(credentials) if credentials else None)
     with answers, messages:
         buffer = FrameBuffer()
 
@@ -123,10 +126,10 @@ def test_only_hosts_of_the_cluster_come_in(files: dict[str, str], role: str, cap
     with contextlib.closing(listener):
         own = Credentials.load(files[role]) if role else None
         with pytest.raises(errors.PermissionDeniedError if role in set(Role) else OSError) as told:
-            connect(listener.address, "", own)
+            connect(listener.there, "", own)
         if role in set(Role):
             assert str(told.value) == f"only hosts send transfers, and {role} me is none"
-        for stream in connect(listener.address, "", Credentials.load(files["host"])):
+        for stream in connect(listener.there, "", Credentials.load(files["host"])):
             stream.close()
         assert listener.ends.get(timeout=30) is None
     assert re.search("a stream from 127.0.0.1:[0-9]+ is refused: ", caplog.text)
@@ -140,8 +143,8 @@ def test_a_secret_says_that_the_controller_has_introduced_a_machine(files: dict[
         with contextlib.closing(listener):
             for wrong in ("", "6" * 32, "5" * 31, "5" * 31 + "\xff"):
                 with pytest.raises(errors.PermissionDeniedError, match="only hosts that the controller has introduced"):
-                    connect(listener.address, wrong, own)
-            for stream in connect(listener.address, "5" * 32, own):
+                    connect(listener.there, wrong, own)
+            for stream in connect(listener.there, "5" * 32, own):
                 stream.close()
             assert listener.ends.get(timeout=30) is None
 
@@ -160,7 +163,16 @@ def test_who_is_at_an_address(files: dict[str, str]) -> None:
 def test_a_host_calls_only_hosts(files: dict[str, str]) -> None:
     for role in ("client", "other"):
         with contextlib.closing(Listener(files[role])) as listener, pytest.raises(OSError):
-            connect(listener.address, "", Credentials.load(files["host"]))
+            connect(listener.there, "", Credentials.load(files["host"]))
+
+
+def test_a_host_sends_only_to_the_machine_that_it_was_introduced_to(files: dict[str, str]) -> None:
+    """CERT-1: another machine that has joined may listen at the address, but it hears nothing, not even the secret."""
+    with contextlib.closing(Listener(files["host"], "5" * 32)) as listener:
+        there = listener.there._replace(machine="m1")
+        with pytest.raises(errors.PermissionDeniedError, match=f"m1 is expected at {there.address}, and host me answ"):
+            connect(there, "5" * 32, Credentials.load(files["host"]))
+        assert listener.senders == []
 
 
 def test_frames_however_they_are_cut() -> None:
@@ -220,7 +232,7 @@ def test_what_is_no_host_ends_alone(said: bytes, caplog: pytest.LogCaptureFixtur
             with contextlib.suppress(OSError):  # it may have hung up already
                 caller.shutdown(socket.SHUT_WR)
                 assert caller.recv(1) == b""
-        for stream in connect(listener.address, "", None):
+        for stream in connect(listener.there, "", None):
             stream.close()
         assert listener.ends.get(timeout=30) is None
     assert re.search("a stream from 127.0.0.1:[0-9]+ is refused: ", caplog.text)
@@ -235,7 +247,7 @@ def test_silent_callers_do_not_keep_hosts_out(monkeypatch: pytest.MonkeyPatch) -
             stack.enter_context(socket.create_connection((host, int(port))))
         for attempt in range(100):
             try:
-                opened = connect(listener.address, "", None)
+                opened = connect(listener.there, "", None)
                 break
             except OSError:
                 assert attempt < 99
