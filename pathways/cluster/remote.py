@@ -443,6 +443,11 @@ class RemoteControl:
                 if (failure := self.failure()) is not None:
                     return failure
                 threading.Event().wait(0.005)
+        if refusal is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return errors.ResourceExhaustedError(
+                f"a message between this client and the controller is too long ({details}): give large constants of a "
+                "program as arguments instead of closing over them"
+            )
         return refusal or errors.PathwaysError(f"the control plane failed: {error.code().name}: {details}")
 
 

@@ -9,11 +9,17 @@ from collections.abc import Mapping
 
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.records import ClientRecord, HostRecord
+from pathways.process.memory import memory_bytes
 from pathways.protocol import control_pb2 as pb
+
+_REFUSED = 0  # instead of the client that must answer
 
 
 class CallbackRouter:
-    """Owned by the controller's event loop thread."""
+    """Owned by the controller's event loop thread.
+
+    FLOW-1: what clients have not taken is bounded for all together; each of n clients may always have an n-th of that.
+    """
 
     def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord]) -> None:
         """`clients`: those that there are now, by number; the client manager changes it."""
@@ -22,17 +28,34 @@ class CallbackRouter:
         # Calls that have no answer yet. The key: host, its incarnation, number of the call. The value: the client that
         # must answer.
         self._calls: dict[tuple[int, int, int], int] = {}
+        self._most_untaken = memory_bytes() // 4
 
     def ask_client(self, host: HostRecord, part: pb.CallbackPart) -> None:
         """Passes a host's call of a client's function to that client."""
-        client = self._clients.get(part.client)
-        if client is None or client.questions is None:
-            if part.last:
-                self._refuse(host, part.call, f"client {part.client}, which would have to answer, is gone")
-            return
-        part.host, part.incarnation = host.number, host.incarnation
-        self._calls[host.number, host.incarnation, part.call] = client.number
-        client.questions.put_nowait(part)
+        client, key = self._clients.get(part.client), (host.number, host.incarnation, part.call)
+        why = f"client {part.client}, which would have to answer, is gone"
+        if client is not None and client.questions is not None:
+            untaken = client.questions.nbytes
+            part.host, part.incarnation = host.number, host.incarnation
+            if self._calls.setdefault(key, client.number) != _REFUSED:
+                if self._has_room(untaken, len(part.data)):
+                    client.questions.put_nowait(part)
+                    return
+                self._calls[key] = _REFUSED
+                forget = pb.CallbackPart(host=host.number, incarnation=host.incarnation, call=part.call, last=True)
+                client.questions.put_nowait(forget)
+            why = (
+                f"client {part.client} does not take the calls of its functions: {untaken:,} bytes wait for it, and "
+                "the controller keeps no more. Is its process stopped, or its network slow? `pw.host_callback` calls "
+                "functions beside their arguments"
+            )
+        if part.last:
+            self._calls.pop(key, None)
+            self._refuse(host, part.call, why)
+
+    def _has_room(self, mine: int, more: int) -> bool:
+        open_now = [each.questions.nbytes for each in self._clients.values() if each.questions is not None]
+        return sum(open_now) + more <= self._most_untaken or mine + more <= self._most_untaken // len(open_now)
 
     def answer_host(self, client: ClientRecord, part: pb.CallbackPart) -> None:
         """Passes a client's answer to the host that asked. An answer to a call of another client is ignored."""

@@ -156,6 +156,21 @@ class NearConnection(Connection):
         self.socket.close()
 
 
+class Questions(asyncio.Queue["pb.CallbackPart | None"]):
+    """Parts of calls of a client's functions that the client has not taken."""
+
+    nbytes = 0
+
+    def _put(self, item: pb.CallbackPart | None) -> None:
+        self.nbytes += 0 if item is None else len(item.data)
+        super()._put(item)
+
+    def _get(self) -> pb.CallbackPart | None:
+        item = super()._get()
+        self.nbytes -= 0 if item is None else len(item.data)
+        return item
+
+
 @dataclasses.dataclass
 class ClientRecord:
     """One client. What it owns is freed when it ends (OWN-1)."""
@@ -168,11 +183,12 @@ class ClientRecord:
     futures: int  # of its table, as it was when the client joined (TRUST-1)
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
+    groups: set[int] = dataclasses.field(default_factory=set)  # of hosts, that it has named
     suspended: bool = False
     stays_away: bool = False  # somebody asked for it to be suspended, and has not asked for it to be resumed
     variables: pb.VariablesRequest = dataclasses.field(default_factory=pb.VariablesRequest)  # as it has named them
     #: Calls from hosts to the client's functions, while its stream of callbacks is open. An item None ends the stream.
-    questions: asyncio.Queue[pb.CallbackPart | None] | None = None
+    questions: Questions | None = None
     #: Requests to move slices, while the client's stream of them is open. An item None ends the stream.
     moves: asyncio.Queue[pb.MoveRequest | None] | None = None
     #: Held while the client is being suspended or resumed.

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -23,7 +23,7 @@ from pathways.controller.agents import Agents
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.logs import Logs
-from pathways.controller.records import ClientRecord
+from pathways.controller.records import ClientRecord, Questions
 from pathways.process.children import resident_bytes
 from pathways.protocol import agent_pb2 as agent_pb
 from pathways.protocol import agent_pb2_grpc as agent_rpc
@@ -32,6 +32,9 @@ from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
 from pathways.protocol.serialization import dump
 from pathways.protocol.wire import Stage
+
+#: So many slices, and as many sets of hosts, may one client have.
+MOST_OF_CLIENT = 1 << 14
 
 _Reply = TypeVar("_Reply")
 _In = TypeVar("_In")
@@ -76,6 +79,15 @@ async def _exchange(
             yield item
     finally:
         reader.cancel()
+
+
+def _check_count(what: str, of_client: Collection[int]) -> None:
+    """A client that asks for more and more harms only itself."""
+    if len(of_client) >= MOST_OF_CLIENT:
+        raise errors.ResourceExhaustedError(
+            f"this client has {len(of_client)} {what}, and one client may have {MOST_OF_CLIENT}: release slices that "
+            "you no longer use, and see whether a loop makes new ones"
+        )
 
 
 class ControllerService(rpc.ControllerServicer):
@@ -128,6 +140,7 @@ class ControllerService(rpc.ControllerServicer):
     async def AllocateSlice(self, request: pb.AllocateSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
         client = self._caller(context)
         island = request.island if request.HasField("island") else None
+        _check_count("slices", client.slices)
         binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
         client.slices.add(binding.slice_id)
         return dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
@@ -171,7 +184,10 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
-        return pb.GroupReply(group=self._cluster.numbers.group(request.hosts))
+        client = self._caller(context)
+        _check_count("sets of hosts", client.groups)
+        client.groups.add(group := self._cluster.numbers.group(request.hosts))
+        return pb.GroupReply(group=group)
 
     @_refusing
     async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
@@ -233,7 +249,7 @@ class ControllerService(rpc.ControllerServicer):
             await wire.refuse(context, error)
         if client.questions is not None:
             await wire.refuse(context, errors.ClusterClosedError(f"client {client.number} answers already"))
-        questions = client.questions = asyncio.Queue()
+        questions = client.questions = Questions()
 
         def over() -> None:
             if client.questions is questions:

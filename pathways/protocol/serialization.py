@@ -24,8 +24,8 @@ from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
 
-# Protobuf refuses longer messages.
-MAX_PROGRAM_BYTES = 2**31 - 1
+#: A client may have programs of so many bytes in all (pathways/controller/program_manager.py).
+MAX_PROGRAM_BYTES = 1 << 30
 
 _PLAIN = (int, bool, float, str, bytes)
 

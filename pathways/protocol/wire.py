@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from pathways import errors
 from pathways.plan.topology import Topology
 from pathways.protocol import control_pb2 as pb
-from pathways.protocol.serialization import load
+from pathways.protocol.serialization import MAX_PROGRAM_BYTES, load
 from pathways.transport import ANSWER_S, HEARTBEAT_S
 
 #: The stages in the start of a host or of the cluster.
@@ -26,10 +26,11 @@ _MAX_METADATA_BYTES = 1 << 20
 MOST_VARIABLES, MOST_CHARS = 100, 200
 _MAX_ERROR_CHARS = 1 << 16
 
-# Programs contain their modules, so messages may be as long as protobuf allows. Error texts are sent as metadata.
+# The longest message brings a program with its modules, and what these have of large constants. gRPC refuses a longer
+# one when it has read the length, at the sender or here. Error texts are sent as metadata.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", MAX_PROGRAM_BYTES),
+    ("grpc.max_receive_message_length", MAX_PROGRAM_BYTES),
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.enable_http_proxy", 0),

@@ -1,5 +1,6 @@
 """A caller that names a method in bytes that are no text ends grpc.aio's server, and so shut out everybody else; a new
-one takes its place at once, and the calls that are open go on (TRUST-1).
+one takes its place at once, and the calls that are open go on (TRUST-1). A message that is too long is refused before
+it is there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathways.cluster import operator, remote
 from pathways.cluster.launcher import LocalClusterHandle
 from pathways.process import log_files
 from pathways.protocol import control_pb2, wire
+from pathways.protocol.serialization import MAX_PROGRAM_BYTES
 
 
 def test_a_method_that_is_no_text(own: LocalClusterHandle) -> None:
@@ -69,3 +71,23 @@ def test_no_method_runs_without_the_secret_of_a_session(own: LocalClusterHandle,
                 assert isinstance(wire.raised(refused.value), errors.PermissionDeniedError), method.full_name
                 tried += 1
     assert tried >= 25
+
+
+@pytest.mark.slow  # it makes a message of 1 GiB
+def test_a_message_that_is_too_long(own: LocalClusterHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whomever it is refused, its sender hears what to do, and is served."""
+    client = remote.connect_unix(own.address, native="control_doubles", sizes=SIZES)
+    with grpc.insecure_channel(own.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            message = bytes(MAX_PROGRAM_BYTES + 1)
+            channel.unary_unary("/pathways.Controller/Stats")(message, metadata=wire.bearer(client._token), timeout=60)
+        told = client._translated(refused.value)
+        assert isinstance(told, errors.ResourceExhaustedError) and "give large constants" in str(told)
+    assert client.allocate_slice((1,), ("x",)).devices
+    client.close()
+    monkeypatch.setattr(wire, "CHANNEL_OPTIONS", [("grpc.max_send_message_length", 1 << 12)])
+    client = remote.connect_unix(own.address, native="control_doubles", sizes=SIZES)
+    with pytest.raises(errors.ResourceExhaustedError, match="give large constants of a program as arg"):
+        client.name_variables(control_pb2.VariablesRequest(variables=[control_pb2.Variable(name="x" * 5000)]))
+    assert client.allocate_slice((1,), ("x",)).devices
+    client.close()

@@ -1,4 +1,5 @@
-"""A client that registers programs without end delays no other client's compilation for long, and is bounded.
+"""A client that registers programs without end delays no other client's compilation for long, and is bounded. So are
+its slices, the sets of hosts that it names, and the calls of its functions that it does not take (FLOW-1).
 
 What a program keeps in the controller for each device ends when the native controller has it.
 """
@@ -17,8 +18,11 @@ import pytest
 
 import pathways as pw
 from pathways import errors
-from pathways.controller import program_manager
+from pathways.controller import program_manager, service
+from pathways.controller.callback_router import CallbackRouter
 from pathways.controller.program_manager import ProgramManager
+from pathways.controller.records import Questions
+from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.memory_profile import DeviceNeed, ProgramMemory, ResultMemory, ledger_entries
 from pathways.plan.topology import Topology
 from pathways.protocol import control_pb2 as pb
@@ -217,3 +221,74 @@ def test_each_place_of_results_is_looked_up_once() -> None:
     ]  # the hosts and the spaces of either place; who holds arguments
     assert arguments == [5, 5]
     assert results == [(1, 2, 0, -1, -1), (1, 2, 1, -1, -1), (1, 2, 2, -1, -1), (3, 4, 3, -1, -1), (1, 2, 4, -1, -1)]
+
+
+def test_slices_and_sets_of_hosts_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_OF_CLIENT", 3)
+    resources = ResourceManager(Topology.grid(1, 4, 1))
+    clients = {number: types.SimpleNamespace(slices=set(), groups=set()) for number in (1, 2)}
+    numbers = types.SimpleNamespace(bind=lambda binding: binding, group=resources.group)
+    asked: Any = service.ControllerService.__new__(service.ControllerService)
+    asked._cluster = types.SimpleNamespace(resources=resources, numbers=numbers)
+    monkeypatch.setattr(service.ControllerService, "_caller", lambda self, client: clients[client])
+
+    class Refused(Exception):
+        pass
+
+    async def refuse(context: Any, error: errors.PathwaysError) -> None:
+        raise Refused(f"{type(error).__name__}: {error}")
+
+    monkeypatch.setattr(service.wire, "refuse", refuse)
+
+    async def run() -> None:
+        slice_, group = pb.AllocateSliceRequest(shape=[1], axis_names=["x"]), asked.Group
+        for hosts in ([0], [1], [0, 1]):
+            await asked.AllocateSlice(slice_, 1)
+            await group(pb.GroupRequest(hosts=hosts), 1)
+        with pytest.raises(
+            Refused, match="ResourceExhaustedError: this client has 3 slices, and one client may have 3"
+        ):
+            await asked.AllocateSlice(slice_, 1)
+        with pytest.raises(Refused, match="this client has 3 sets of hosts"):
+            await group(pb.GroupRequest(hosts=[2, 3]), 1)
+        assert len(resources.slices) == 3 and (2, 3) not in resources.groups.values()
+        await asked.ReleaseSlice(pb.ReleaseSliceRequest(slice_id=0), 1)
+        await asked.AllocateSlice(slice_, 1)
+        await asked.AllocateSlice(slice_, 2)
+        await group(pb.GroupRequest(hosts=[2, 3]), 2)
+
+    asyncio.run(run())
+
+
+def test_calls_that_a_client_does_not_take_are_bounded() -> None:
+    async def run() -> None:
+        clients: Any = {number: types.SimpleNamespace(number=number, questions=Questions()) for number in (1, 2)}
+        host: Any = types.SimpleNamespace(number=0, incarnation=0, is_lost=False, requests=asyncio.Queue())
+        router = CallbackRouter(types.SimpleNamespace(hosts=[host]), clients)  # type: ignore[arg-type]
+        router._most_untaken = 100
+
+        def ask(client: int, call: int, size: int, last: bool = False) -> None:
+            router.ask_client(host, pb.CallbackPart(client=client, call=call, data=bytes(size), last=last))
+
+        ask(1, 1, 60)
+        for _ in range(1000):
+            ask(1, 1, 60)
+        assert host.requests.empty() and clients[1].questions.nbytes == 60
+        assert clients[1].questions.qsize() == 2  # what it was sent, and that nothing more comes of it
+        ask(1, 1, 60, last=True)
+        refused = host.requests.get_nowait().callback
+        assert refused.call == 1 and refused.last
+        assert refused.error.startswith("client 1 does not take the calls of its functions: 60 bytes wait for it")
+        ask(2, 1, 40)
+        ask(2, 1, 10, last=True)  # a half is the other client's, whatever the first one has
+        assert clients[2].questions.nbytes == 50
+        assert [clients[1].questions.get_nowait().last for _ in range(2)] == [False, True]
+        ask(1, 2, 50, last=True)
+        assert clients[1].questions.nbytes == 50 and host.requests.empty()
+        router.answer_host(clients[1], pb.CallbackPart(host=0, call=1, last=True))  # of the call that was refused
+        assert host.requests.empty()
+        router.answer_host(clients[1], pb.CallbackPart(host=0, call=2, last=True))
+        assert host.requests.get_nowait().callback.call == 2
+        assert list(router._calls.values()) == [2]
+
+    asyncio.run(run())
