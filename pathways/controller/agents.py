@@ -215,7 +215,7 @@ class Agents:
         print(f"the agent {agent.name} of island {agent.island} is lost: {why}", file=sys.stderr, flush=True)
         del self._by_name[agent.name]
         self._placement.free(agent)
-        asyncio.get_running_loop().run_in_executor(None, agent.link.close)
+        agent.link.close()
         self._end_tunnels(agent.name)
         agent.lost(why)
 

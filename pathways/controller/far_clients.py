@@ -72,7 +72,7 @@ class FarConnection(Connection):
         self.end_session()
         far, self.far, self.link = self.far, None, None
         if far is not None:
-            asyncio.get_running_loop().run_in_executor(None, far.close)
+            far.close()
 
 
 class FarClients:

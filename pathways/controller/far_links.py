@@ -51,7 +51,9 @@ class FarLink:
         return self.carrier is not None
 
     def close(self) -> None:
-        """Ends the link. May wait for its carrier. A second call does nothing."""
+        """Ends the link, without a word to the peer. When it returns, nobody uses its connections or brings anything by
+        it. A second call does nothing.
+        """
         if self.is_over:
             return
         self.is_over = True

@@ -10,6 +10,7 @@ Map from label to test:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,6 +24,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
@@ -45,6 +47,7 @@ from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
 from pathways.controller import far_clients
 from pathways.controller.far_clients import FarClients, FarConnection
+from pathways.controller.far_links import FarLink
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import ClientSizes
 from pathways.process.run_directory import authority_folder
@@ -451,3 +454,20 @@ def test_an_operator_has_not_the_folder_of_a_client_with_its_name() -> None:
         for role in (Role.CLIENT, Role.OPERATOR)
     ]
     assert names == ["alice", "alice@operator"]
+
+
+def test_the_end_of_a_far_client_waits_for_nobody() -> None:
+    """Nothing comes by its link any more when its end is over, whatever the process's other threads wait for."""
+
+    async def run() -> None:
+        done, closed = threading.Event(), threading.Event()
+        for _ in range(64):  # such as reads of logs on a slow disk
+            asyncio.get_running_loop().run_in_executor(None, done.wait)
+        identity = Identity(Role.CLIENT, "alice")
+        link = FarLink(types.SimpleNamespace(close=closed.set), identity, lambda why: None)
+        FarConnection(1, 0, "secret", None, identity=identity, far=link).close()
+        is_closed = closed.is_set()
+        done.set()
+        assert is_closed
+
+    asyncio.run(run())
