@@ -195,6 +195,9 @@ cdef extern from "device/backend.h" namespace "pathways" nogil:
     cdef cppclass Leased:
         uint64_t at
         uint64_t bytes
+    cdef cppclass BlockPiece:
+        uint64_t at
+        uint64_t bytes
     cdef cppclass Booked:
         uint64_t devices
         uint64_t bytes

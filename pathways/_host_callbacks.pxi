@@ -223,9 +223,18 @@ cdef cppclass JaxOperations(SendingBackend):
         _do(<Host>this.host, "put", NULL, "values", "refuse_put",
             (client, _bytes(payload), (leased.at, leased.bytes)))
 
-    Status fetch(uint32_t client, Value value, const_byte_span payload, const Leased& leased) noexcept:
-        return _do(<Host>this.host, "fetch", NULL, "values", "fetch",
-                   (client, <object><PyObject*>value, _bytes(payload), (leased.at, leased.bytes)))
+    Status fetch(uint32_t client, Value value, const_byte_span payload, const Leased& leased,
+                 vector[BlockPiece]* written) noexcept:
+        cdef Host host = <Host>this.host
+        cdef BlockPiece piece
+        try:
+            for at, nbytes in host.driver.values.fetch(client, <object><PyObject*>value, _bytes(payload),
+                                                       (leased.at, leased.bytes)):
+                piece.at, piece.bytes = at, nbytes
+                written.push_back(piece)
+            return Status.kOk
+        except BaseException as error:
+            return _failed(host, "fetch", NULL, error)
 
     void refuse_fetch(uint32_t client, const_byte_span payload, const Leased& leased) noexcept:
         _do(<Host>this.host, "fetch", NULL, "values", "refuse_fetch",

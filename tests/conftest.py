@@ -10,8 +10,9 @@
 * A session may play a part of the tests, drawn by chance: `sampling.py`. The first lines have the seed; the last ones
   say how many were played.
 * `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; `far`, the same
-  with this process as a client on another machine; or `namespaces`, the same as `far` on machines that are network
-  namespaces. Where nobody can make namespaces, this is `far`.
+  with this process as a client on another machine; `spread`, the same with each host on a machine of its own; or
+  `namespaces`, the same as `far` on machines that are network namespaces. Where nobody can make namespaces, this is
+  `far`.
 * `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
   adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
   one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
@@ -208,6 +209,7 @@ CLUSTERS: dict[str, dict[str, int] | None] = {
     "machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 1, "machines": 2},
     "agents": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
     "far": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
+    "spread": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2, "machines_per_island": 2},
     "namespaces": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
 }
 
@@ -231,12 +233,12 @@ def sessions(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Any]]:
 
     def connect(name: str) -> Any:
         shape = CLUSTERS[name]
-        if name in ("agents", "far", NAMESPACES):
+        if name in ("agents", "far", "spread", NAMESPACES):
             if not machines or not machines[0].is_alive():
                 for each in machines:
                     each.close()
                 machines[:] = [start(name, shape)]
-            opened[name] = machines[0].connect_far() if name == "far" else machines[0].connect()
+            opened[name] = machines[0].connect_far() if name in ("far", "spread") else machines[0].connect()
             return opened[name]
         opened[name] = pw.connect(None if shape is None else pw.LocalCluster(**shape))
         return opened[name]
@@ -289,6 +291,12 @@ def agents_cluster(sessions: Callable[[str], Any]) -> Any:
 def far_cluster(sessions: Callable[[str], Any]) -> Any:
     """The same, of which this process is a client on another machine."""
     return sessions("far")
+
+
+@pytest.fixture
+def spread_cluster(sessions: Callable[[str], Any]) -> Any:
+    """The same, with each host on a machine of its own: an island lies on two."""
+    return sessions("spread")
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ class SendingBackend : public Device, public Mover, public ClientWork {
              uint64_t* devices) override = 0;
   uint64_t devices_of_put(uint32_t client, Bytes payload) override = 0;
   void refuse_put(uint32_t client, Bytes payload, const Leased& leased) override = 0;
-  Status fetch(uint32_t client, Value value, Bytes payload, const Leased& leased) override = 0;
+  Status fetch(uint32_t client, Value value, Bytes payload, const Leased& leased,
+               std::vector<BlockPiece>* written) override = 0;
   void refuse_fetch(uint32_t client, Bytes payload, const Leased& leased) override = 0;
   Status read_back(Value value, const ReadBackSlot& place) override = 0;
   Status start_task(uint32_t client, uint64_t task, Value value, Bytes payload, const Booked& booked) override = 0;

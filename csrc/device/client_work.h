@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "device/device.h"
@@ -43,8 +44,11 @@ class ClientWork {
   virtual uint64_t devices_of_put(uint32_t /*client*/, Bytes) { return 0; }
   /// There is no memory for a put: returns the memory that it leases.
   virtual void refuse_put(uint32_t /*client*/, Bytes, const Leased&) {}
-  /// Writes a ready buffer to the place where the client reads it.
-  virtual Status fetch(uint32_t /*client*/, Value, Bytes, const Leased&) { return Status::kFailed; }
+  /// Writes a ready buffer to the place where the client reads it, and adds to `written` which bytes of the block these
+  /// are.
+  virtual Status fetch(uint32_t /*client*/, Value, Bytes, const Leased&, std::vector<BlockPiece>* /*written*/) {
+    return Status::kFailed;
+  }
   /// There is nothing to read: returns the memory that the fetch leases.
   virtual void refuse_fetch(uint32_t /*client*/, Bytes, const Leased&) {}
   /// READ-1: writes this host's part of a ready value into the slot, small or large, that fits the whole value. The

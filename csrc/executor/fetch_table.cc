@@ -52,8 +52,9 @@ void FetchTable::settle(uint32_t slot, Value value) {
   } else if (is_task(fetch.record)) {
     tasks_.start({fetch.record, 0, value}, fetch.payload);  // which goes on with the command
   } else {
-    if (work_.fetch(id, value, fetch.payload, leased_by(fetch.record)) == Status::kOk) {
-      link_.complete(id, token);
+    written_.clear();
+    if (work_.fetch(id, value, fetch.payload, leased_by(fetch.record), &written_) == Status::kOk) {
+      link_.fetched(id, token, written_);
     } else {
       link_.failed(id, token, work_.last_error());
     }

@@ -52,6 +52,7 @@ class FetchTable : private ExecutorPart {
   ClientObjects& objects_;
   TaskTable& tasks_;
   std::vector<Fetch> fetches_;
+  std::vector<BlockPiece> written_;  ///< by the fetch that is written now
   std::vector<uint32_t> free_;
 };
 

@@ -38,6 +38,11 @@ struct ValueRun {
   uint32_t offset, bytes;
 };
 
+/// A piece of a block of the client's memory.
+struct BlockPiece {
+  uint64_t at, bytes;
+};
+
 /// Which bytes of which slot were written.
 struct WrittenRuns {
   bool is_large = false;

@@ -29,6 +29,7 @@ class InMemory final : public ClientEnds {
     if (client >= clients_.size() || !clients_[client].futures.is_there()) return;
     (void)clients_[client].futures.complete(future);
   }
+  void fetched(uint32_t client, Handle token, std::span<const BlockPiece>) override { complete(client, token); }
   Status read_back(uint32_t client, Handle future, const WriteValue& write) override {
     if (client >= clients_.size() || !clients_[client].futures.is_there()) return Status::kOk;
     const Client& to = clients_[client];
@@ -79,6 +80,16 @@ class ByRecord final : public ClientEnds {
       }
     });
     written_.runs.clear();
+  }
+
+  void fetched(uint32_t client, Handle token, std::span<const BlockPiece> written) override {
+    if (!clients_.contains(client)) return;
+    const FetchDoneRecord record{
+        {RecordKind::kFetchDone, 0, client}, token.raw, static_cast<uint32_t>(written.size()), 0};
+    to_controller_.send(static_cast<uint32_t>(sizeof record + written.size_bytes()), [&](std::byte* out) {
+      std::memcpy(out, &record, sizeof record);
+      if (!written.empty()) std::memcpy(out + sizeof record, written.data(), written.size_bytes());
+    });
   }
 
   /// The value goes with the completion, which follows.

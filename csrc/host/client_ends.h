@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "messages/outbox.h"
 #include "messages/shared_segments.h"
@@ -26,6 +27,7 @@ class ClientEnds {
   virtual bool forget(uint32_t client) = 0;
   // See HostLink; for a client that is not attached, nothing happens.
   virtual void complete(uint32_t client, Handle future) = 0;
+  virtual void fetched(uint32_t client, Handle token, std::span<const BlockPiece> written) = 0;
   virtual Status read_back(uint32_t client, Handle future, const WriteValue& write) = 0;
 };
 

@@ -204,6 +204,10 @@ void Host::forget_client(uint32_t client) {
 
 void Host::complete(uint32_t client, Handle future) { clients_->complete(client, future); }
 
+void Host::fetched(uint32_t client, Handle token, std::span<const BlockPiece> written) {
+  clients_->fetched(client, token, written);
+}
+
 Status Host::read_back(uint32_t client, Handle future, const WriteValue& write) {
   return clients_->read_back(client, future, write);
 }

@@ -94,6 +94,7 @@ class Host : private HostLink {
 
  private:
   void complete(uint32_t client, Handle future) override;
+  void fetched(uint32_t client, Handle token, std::span<const BlockPiece> written) override;
   void failed(uint32_t client, Handle future, std::string_view text) override;
   Status read_back(uint32_t client, Handle future, const WriteValue& write) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,

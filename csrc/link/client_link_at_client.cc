@@ -82,7 +82,7 @@ bool ClientLinkAtClient::lease(std::span<std::byte> bytes, FrameWriter& to) {
     std::memcpy(at + sizeof frame, &record.lease_stamp, sizeof record.lease_stamp);
     lent_bytes_ += record.lease_bytes;
     count_kept();
-    if (!is_fetch) data_ = {kSelf, block, record.lease_bytes};
+    if (!is_fetch) data_ = {kSelf, block, {{0, record.lease_bytes}}};
   }
   if (!send_data(to) || !to.fits(bytes.size())) return false;
   set_lease(bytes, block, record.lease_bytes);
@@ -91,11 +91,11 @@ bool ClientLinkAtClient::lease(std::span<std::byte> bytes, FrameWriter& to) {
   return true;
 }
 
-bool ClientLinkAtClient::read_block(const Block& block, std::span<std::byte> out) {
+bool ClientLinkAtClient::read_block(const Block& block, uint64_t at, std::span<std::byte> out) {
   const LentBlocks::Lent* lent = lent_.find(block.number);
   if (lent == nullptr || !view_.arena().is_there()) return false;
-  const std::byte* from = view_.arena().find(lent->offset, block.at + out.size());
-  if (from != nullptr) std::memcpy(out.data(), from + block.at, out.size());
+  const std::byte* from = view_.arena().find(lent->offset, at + out.size());
+  if (from != nullptr) std::memcpy(out.data(), from + at, out.size());
   return from != nullptr;
 }
 

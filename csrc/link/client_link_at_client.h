@@ -34,7 +34,7 @@ class ClientLinkAtClient final : public Link {
  private:
   void joined() override;
   void send_records(FrameWriter& to) override;
-  bool read_block(const Block& block, std::span<std::byte> out) override;
+  bool read_block(const Block& block, uint64_t at, std::span<std::byte> out) override;
   void sent(const Block& block) override;
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;
   bool flush() override;

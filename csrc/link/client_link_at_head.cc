@@ -108,12 +108,12 @@ bool ClientLinkAtHead::precede(std::span<const std::byte> frame, FrameWriter& to
   const auto header = read_record<FrameHeader>(frame);
   if (header.kind != FrameKind::kFutureDone || frame.size() > to.left()) return true;
   const auto record = read_record<FutureDoneRecord>(frame.subspan(sizeof header));
-  if (const auto block = blocks_.settle(record.handle, true)) data_ = {0, block->number, block->bytes};
+  if (auto block = blocks_.settle_whole(record.handle)) data_ = {0, block->number, std::move(block->pieces)};
   return send_data(to);
 }
 
-bool ClientLinkAtHead::read_block(const Block& block, std::span<std::byte> out) {
-  return blocks_.read(block.number, block.at, out);
+bool ClientLinkAtHead::read_block(const Block& block, uint64_t at, std::span<std::byte> out) {
+  return blocks_.read(block.number, at, out);
 }
 
 void ClientLinkAtHead::sent(const Block& block) {

@@ -34,7 +34,7 @@ class ClientLinkAtHead final : public Link {
   void joined() override;
   void send_records(FrameWriter& to) override;
   bool precede(std::span<const std::byte> frame, FrameWriter& to) override;
-  bool read_block(const Block& block, std::span<std::byte> out) override;
+  bool read_block(const Block& block, uint64_t at, std::span<std::byte> out) override;
   void sent(const Block& block) override;
   bool must_look_soon() const override;
   void look(int64_t now_ns) override;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace pathways {
@@ -26,7 +27,7 @@ bool FarBlocks::add(const BlockFrame& frame, std::span<const uint32_t> hosts, ui
   ++unnamed_;
   Block& block = blocks_[frame.number];
   const uint64_t at = may_take ? arena_.make(frame.bytes, hosts, stamp) : 0;
-  block = {at, frame.bytes, frame.token, stamp, commands, hosts.size(), {}};
+  block = {at, frame.bytes, frame.token, stamp, commands, hosts.size(), {}, {}};
   if (block.token != 0 && block.at != 0) {
     block.hosts.assign(hosts.begin(), hosts.end());
     fetches_[block.token] = frame.number;
@@ -65,14 +66,27 @@ uint64_t FarBlocks::place(uint64_t number) {
   return at;
 }
 
-std::optional<FarBlocks::Fetched> FarBlocks::settle(uint64_t token, bool is_done) {
+std::optional<FarBlocks::Fetched> FarBlocks::settle(uint64_t token,
+                                                    std::optional<std::span<const BlockPiece>> written) {
   const auto fetch = fetches_.find(token);
   if (fetch == fetches_.end()) return std::nullopt;
   Block& block = blocks_.at(fetch->second);
+  if (written) {
+    std::ranges::copy_if(*written, std::back_inserter(block.written), [&](const BlockPiece& piece) {
+      return piece.bytes != 0 && piece.at <= block.bytes && piece.bytes <= block.bytes - piece.at;
+    });
+  }
   if (--block.left != 0) return std::nullopt;
-  if (is_done) return Fetched{fetch->second, block.bytes};
+  if (written) return Fetched{fetch->second, std::move(block.written)};
   end(fetch->second);
   return std::nullopt;
+}
+
+std::optional<FarBlocks::Fetched> FarBlocks::settle_whole(uint64_t token) {
+  const auto fetch = fetches_.find(token);
+  if (fetch == fetches_.end()) return std::nullopt;
+  const BlockPiece whole{0, blocks_.at(fetch->second).bytes};
+  return settle(token, std::span(&whole, 1));
 }
 
 uint64_t FarBlocks::fail(uint64_t token) {

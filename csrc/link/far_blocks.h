@@ -40,12 +40,15 @@ class FarBlocks {
   uint64_t place(uint64_t number);
 
   struct Fetched {
-    uint64_t number, bytes;
+    uint64_t number;
+    std::vector<BlockPiece> pieces;
   };
   bool is_fetching(uint64_t token) const { return fetches_.contains(token); }
-  /// A host's part of a fetch is over. When it was the last one: the block, unless that host failed; call `end` when
-  /// its bytes have gone.
-  std::optional<Fetched> settle(uint64_t token, bool is_done);
+  /// A host's part of a fetch is over: it has written these pieces; nullopt: it has failed. When it was the last one
+  /// here, and has not failed: the block, with what hosts have written of it; call `end` when these bytes have gone.
+  std::optional<Fetched> settle(uint64_t token, std::optional<std::span<const BlockPiece>> written);
+  /// The same, of one that has the whole block.
+  std::optional<Fetched> settle_whole(uint64_t token);
   /// No completion of this token counts any more. Returns its block, which is over; 0: none.
   uint64_t fail(uint64_t token);
   /// The host is lost, and what it was lent up to this stamp. Returns the blocks of fetches that are over.
@@ -69,6 +72,7 @@ class FarBlocks {
     size_t commands;              ///< that will name it
     size_t left;                  ///< hosts that have not answered, of a fetch
     std::vector<uint32_t> hosts;  ///< of a fetch
+    std::vector<BlockPiece> written{};
   };
   const Block* holding(uint64_t number, uint64_t at, uint64_t bytes) const;
 

@@ -81,25 +81,29 @@ bool Link::send_queued(FrameWriter& to) {
 /// Sends the bytes of the block that is under way. True: there is none any more.
 bool Link::send_data(FrameWriter& to) {
   while (data_.has_value()) {
-    Block& block = *data_;
+    std::vector<BlockPiece>& pieces = data_->pieces;
+    if (pieces.empty()) {
+      const Block done = std::move(*data_);
+      data_.reset();
+      sent(done);
+      continue;
+    }
+    BlockPiece& piece = pieces.back();
     const uint64_t room = to.left() > FrameWriter::room_for(sizeof(DataFrame)) + 8
                               ? to.left() - FrameWriter::room_for(sizeof(DataFrame)) - 8
                               : 0;
-    const uint64_t size = std::min({block.bytes - block.at, room, uint64_t{kMostData}});
-    if (size == 0 && block.at != block.bytes) return false;
+    const uint64_t size = std::min({piece.bytes, room, uint64_t{kMostData}});
+    if (size == 0 && piece.bytes != 0) return false;
     if (size != 0) {
-      const DataFrame frame{block.number, block.at};
-      std::byte* at = to.begin(FrameKind::kData, block.client, 0, sizeof frame + size);
+      const DataFrame frame{data_->number, piece.at};
+      std::byte* at = to.begin(FrameKind::kData, data_->client, 0, sizeof frame + size);
       std::memcpy(at, &frame, sizeof frame);
       // If the block is gone, nobody will use what is sent instead.
-      if (!read_block(block, {at + sizeof frame, size})) std::memset(at + sizeof frame, 0, size);
-      block.at += size;
+      if (!read_block(*data_, piece.at, {at + sizeof frame, size})) std::memset(at + sizeof frame, 0, size);
+      piece.at += size;
+      piece.bytes -= size;
     }
-    if (block.at == block.bytes) {
-      const Block done = block;
-      data_.reset();
-      sent(done);
-    }
+    if (piece.bytes == 0) pieces.pop_back();
   }
   return true;
 }

@@ -38,6 +38,7 @@
 #include <utility>
 #include <vector>
 
+#include "futures/read_back.h"
 #include "link/frames.h"
 #include "messages/outbox.h"
 
@@ -87,8 +88,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   struct Block {  ///< a block of memory that is being sent
     uint32_t client;
-    uint64_t number, bytes;
-    uint64_t at = 0;
+    uint64_t number;
+    std::vector<BlockPiece> pieces;  ///< what is left to send, the last piece first
   };
   /// What a delivery passes on to another link, when the lock is released.
   struct Relay {
@@ -103,8 +104,8 @@ class Link : public std::enable_shared_from_this<Link> {
   virtual void send_records(FrameWriter& to) = 0;
   /// Sends what must go before a frame of the queue (LINK-3). False: there was no room for all of it.
   virtual bool precede(std::span<const std::byte> frame, FrameWriter& to);
-  /// Copies bytes of a block, from `block.at` on. False: it is not there any more.
-  virtual bool read_block(const Block& block, std::span<std::byte> out) = 0;
+  /// Copies bytes of a block, from `at` on. False: it is not there any more.
+  virtual bool read_block(const Block& block, uint64_t at, std::span<std::byte> out) = 0;
   /// All bytes of a block have been sent.
   virtual void sent(const Block& block) = 0;
   /// Whether `look` should be called soon.

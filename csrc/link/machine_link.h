@@ -6,8 +6,8 @@
 ///
 /// A block that a command leases to hosts of this link crosses by value, once for all of them (kBlock, kData): the
 /// agent has memory of its own for each client's blocks (link/far_blocks.h). The head returns the hosts' leases when a
-/// put's bytes are in the link, and that of a fetch when the host has answered. All hosts of a fetch must be on one
-/// machine, because a whole block comes back.
+/// put's bytes are in the link, and that of a fetch when the host has answered. Of a fetch's block comes back what the
+/// hosts of this link have written.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ class MachineLink final : public Link {
 
   // collect
   void send_records(FrameWriter& to) override;
-  bool read_block(const Block& block, std::span<std::byte> out) override;
+  bool read_block(const Block& block, uint64_t at, std::span<std::byte> out) override;
   void sent(const Block& block) override;
   bool must_look_soon() const override;
   void look(int64_t now_ns) override;

@@ -1,5 +1,7 @@
 /// MachineLink's sending half: what the rings have becomes frames, and so do the blocks that commands lease.
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +10,19 @@
 #include "link/machine_link.h"
 
 namespace pathways {
+namespace {
+
+/// What the head is told of a record of a host: of a fetch that is written, that the host's part of its token is over.
+std::span<std::byte> without_pieces(std::span<std::byte> bytes) {
+  const bool is_fetch = read_record<RecordHeader>(bytes).kind == RecordKind::kFetchDone;
+  if (!is_fetch || bytes.size() < sizeof(FetchDoneRecord)) return bytes;
+  const auto record = read_record<FetchDoneRecord>(bytes);
+  const FutureDoneRecord done{{RecordKind::kFutureDone, 0, record.header.client}, record.handle, 0, 0};
+  std::memcpy(bytes.data(), &done, sizeof done);
+  return bytes.first(sizeof done);
+}
+
+}  // namespace
 
 /// Begins with another host each time, so that a host with much to say does not keep the others waiting.
 void MachineLink::send_records(FrameWriter& to) {
@@ -28,6 +43,7 @@ bool MachineLink::pump_host(uint32_t number, FarHost& host, FrameWriter& to) {
   return pump(host.from, record_, [&](std::span<std::byte> record) {
     if (record.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "a ring has a record without a header");
     if (!(is_head ? lease(number, record, to) : answer_fetch(record, to)) || !to.fits(record.size())) return false;
+    if (!is_head) record = without_pieces(record);
     if (is_head) {
       host.awaited.sent(record);
       move_times(record, -clock_());
@@ -89,7 +105,7 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
           to.begin(FrameKind::kBlock, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);
       std::memcpy(at, &frame, sizeof frame);
       std::memcpy(at + sizeof frame, there.data(), hosts_bytes);
-      if (!is_fetch) data_ = {header.client, block, record.lease_bytes};
+      if (!is_fetch) data_ = {header.client, block, {{0, record.lease_bytes}}};
     }
   }
   LentBlocks::Lent* lent = lent_.find(block);
@@ -107,26 +123,36 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
 /// LINK-3: before the last completion of a fetch goes out, the bytes do.
 bool MachineLink::answer_fetch(std::span<const std::byte> bytes, FrameWriter& to) {
   const auto header = read_record<RecordHeader>(bytes);
-  const bool is_done = header.kind == RecordKind::kFutureDone && bytes.size() >= sizeof(FutureDoneRecord);
+  const bool is_fetch_done = header.kind == RecordKind::kFetchDone && bytes.size() >= sizeof(FetchDoneRecord);
+  const bool is_done = is_fetch_done || header.kind == RecordKind::kFutureDone;  // which says that nothing was written
   if (!is_done && header.kind != RecordKind::kFailed) return true;
+  if (bytes.size() < sizeof(FailedRecord)) return true;  // all three kinds have the handle at the same place
   const auto twin = twins_.find(header.client);
-  const uint64_t token =
-      is_done ? read_record<FutureDoneRecord>(bytes).handle : read_record<FailedRecord>(bytes).handle;
+  const uint64_t token = read_record<FailedRecord>(bytes).handle;
   if (twin == twins_.end() || !twin->second.memory.is_fetching(token)) return true;
   if (!to.fits(bytes.size())) return false;  // so that this is done once for the record
-  if (const auto block = twin->second.memory.settle(token, is_done)) {
-    data_ = {header.client, block->number, block->bytes};
+  std::optional<std::span<const BlockPiece>> written;
+  std::vector<BlockPiece> pieces;
+  if (is_done) written.emplace();
+  if (is_fetch_done) {
+    bytes = bytes.subspan(sizeof(FetchDoneRecord));
+    pieces.resize(bytes.size() / sizeof(BlockPiece));
+    if (!pieces.empty()) std::memcpy(pieces.data(), bytes.data(), pieces.size() * sizeof(BlockPiece));
+    written = pieces;
+  }
+  if (auto block = twin->second.memory.settle(token, written)) {
+    data_ = {header.client, block->number, std::move(block->pieces)};
   }
   return send_data(to);
 }
 
-bool MachineLink::read_block(const Block& block, std::span<std::byte> out) {
+bool MachineLink::read_block(const Block& block, uint64_t at, std::span<std::byte> out) {
   if (end_ == End::kAgent) {
     const auto twin = twins_.find(block.client);
-    return twin != twins_.end() && twin->second.memory.read(block.number, block.at, out);
+    return twin != twins_.end() && twin->second.memory.read(block.number, at, out);
   }
   const LentBlocks::Lent* lent = lent_.find(block.number);
-  return lent != nullptr && hub_.read(lent->client, lent->offset, block.at, out);
+  return lent != nullptr && hub_.read(lent->client, lent->offset, at, out);
 }
 
 /// By value: a put's leases end here, and what goes back of a fetch is needed here no more.

@@ -4,7 +4,8 @@
 /// of fixed width, 8-aligned, and in the machine's byte order. Links carry them as they are. Directions:
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost
-///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kFutureDone, which the link takes off
+///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kFutureDone and kFetchDone, which the link
+///                          takes off
 ///   controller -> client   kFailed, kReclaim
 ///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision; of exchanges of
 ///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (movement/row_exchanges.h)
@@ -41,6 +42,7 @@ enum class RecordKind : uint16_t {
   kExchangeDecision = 15,
   kExchangeWritten = 16,
   kFutureDone = 17,
+  kFetchDone = 18,
 };
 
 /// How something ended that one host tells another. kDead: it belongs to a branch that was not taken.
@@ -178,6 +180,14 @@ struct FutureDoneRecord {
   uint32_t is_large;  ///< 1: the value is in the future's large slot (ReadBackSlot)
 };
 
+/// The same for the token of a fetch into a block. Followed by `pieces` BlockPieces: what this host has written of the
+/// block. The link sends these bytes, and then a FutureDoneRecord (LINK-3): hosts of other machines write the others.
+struct FetchDoneRecord {
+  RecordHeader header;
+  uint64_t handle;
+  uint32_t pieces, reserved;
+};
+
 /// A host is lost, and with it what lay on its island. It got leases of the client with stamps up to `stamp`, and will
 /// return none of them any more; 0: it got none.
 struct ReclaimRecord {
@@ -195,7 +205,7 @@ struct HostLostRecord {
 };
 
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 88);
-static_assert(sizeof(FutureDoneRecord) == 24);
+static_assert(sizeof(FutureDoneRecord) == 24 && sizeof(FetchDoneRecord) == 24);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// How many 8-byte words follow a RunRecord.

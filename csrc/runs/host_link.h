@@ -52,8 +52,12 @@ using WriteValue = std::function<Status(ReadBackSlot)>;
 class HostLink {
  public:
   virtual ~HostLink() = default;
-  /// This host's part of a buffer is ready, or a fetch is written, or a task is done.
+  /// This host's part of a buffer is ready, or a task is done.
   virtual void complete(uint32_t client, Handle future) = 0;
+  /// This host has written its part of a fetch: these pieces of the block.
+  virtual void fetched(uint32_t client, Handle token, std::span<const BlockPiece> /*written*/) {
+    complete(client, token);
+  }
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
   /// READ-1: lets `write` write this host's share of a result's value to where it belongs, unless nobody will read it.
   /// `write` returns how it went.

@@ -327,7 +327,8 @@ uint64_t ModelledBackend::devices_of_put(uint32_t, std::span<const std::byte> pa
   return put.devices;
 }
 
-Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload, const Leased&) {
+Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload, const Leased&,
+                              std::vector<BlockPiece>*) {
   Fetch fetch;
   PW_CHECK(readiness(value) == Readiness::kReady);
   if (payload.size() != sizeof fetch) return refuse("a modelled fetch of " + std::to_string(payload.size()) + " bytes");

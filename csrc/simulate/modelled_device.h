@@ -142,7 +142,8 @@ class ModelledBackend final : public Device, public Mover, public ClientWork {
   Status put(uint32_t client, std::span<const std::byte> payload, const Leased& leased, const Booked& booked,
              Value* output, uint64_t* devices) override;
   uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) override;
-  Status fetch(uint32_t client, Value value, std::span<const std::byte> payload, const Leased& leased) override;
+  Status fetch(uint32_t client, Value value, std::span<const std::byte> payload, const Leased& leased,
+               std::vector<BlockPiece>* written) override;
   Status read_back(Value value, const ReadBackSlot& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                     const Booked& booked) override;

@@ -76,12 +76,13 @@ def clear_also(clear: Callable[[], None]) -> None:
     util.register_cache(_cleared_also[-1], "pathways")
 
 
-def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
+def join_island(address: str, members: int, rank: int, timeout_s: int, fabric: str) -> None:
     """Makes this process member `rank` of the group whose coordination service listens at `address`.
 
-    `jax.distributed.initialize` would start the service in member 0. Our service runs in the controller, so that it
-    survives the loss of any member. CPU collectives (gloo) use the loopback interface only. Their default is the
-    address that the machine's name resolves to: there may be none, or one that other machines can reach.
+    `jax.distributed.initialize` would start the service in member 0. Our service runs in the controller, or in an
+    agent, so that it survives the loss of any member. CPU collectives (gloo) listen at the address `fabric` only
+    (FAB-1). Their default is the address that the machine's name resolves to: there may be none, or one that anybody
+    can reach.
     """
     client = jaxlib._jax.get_distributed_runtime_client(address, rank, init_timeout=timeout_s, use_compression=True)
     client.connect()
@@ -89,12 +90,12 @@ def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
     state.client, state.process_id, state.num_processes, state.coordinator_address = client, rank, members, address
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jaxlib._jax.make_gloo_tcp_collectives = functools.partial(
-        _make_polite_collectives, jaxlib._jax.make_gloo_tcp_collectives
+        _make_polite_collectives, jaxlib._jax.make_gloo_tcp_collectives, fabric
     )
 
 
-def _make_polite_collectives(make: Callable[..., Any], *, distributed_client: Any) -> Any:
-    """Makes gloo collectives over loopback whose own thread never preempts the thread that computes.
+def _make_polite_collectives(make: Callable[..., Any], fabric: str, *, distributed_client: Any) -> Any:
+    """Makes gloo collectives over a fabric whose own thread never preempts the thread that computes.
 
     Gloo's thread must not preempt a sender on the same core in the middle of a send. The sender would stop while it
     holds the pair's lock, and gloo's thread would poll for that lock in vain until the scheduler's next tick, up to
@@ -103,6 +104,6 @@ def _make_polite_collectives(make: Callable[..., Any], *, distributed_client: An
     """
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        return make(distributed_client=distributed_client, hostname="127.0.0.1")
+        return make(distributed_client=distributed_client, hostname=fabric)
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -1,8 +1,8 @@
 """The hosts of an island on this machine, as the machine's agent runs them for a controller elsewhere.
 
 The agent makes what the controller makes for hosts on its own machine: their segments, the coordination service of
-their group, and the processes. The block of the controller, which is elsewhere, is a twin here, and each client has
-memory here for what it puts (csrc/link).
+their group (`rendezvous.py`), and the processes. The block of the controller, which is elsewhere, is a twin here, and
+each client has memory here for what it puts (csrc/link).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
+from pathways.agent.fabric import Fabric
+from pathways.agent.rendezvous import Rendezvous
 from pathways.process import environment, log_files
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.process.fd_passing import Closed
@@ -89,6 +91,8 @@ class IslandHosts:
         report: Report,
         ports: Sequence[str],
         credentials: str,
+        fabric: Fabric | None,
+        rendezvous: Rendezvous,
     ) -> None:
         """Starts nothing yet.
 
@@ -103,6 +107,8 @@ class IslandHosts:
             report: tells the controller of a host.
             ports: where the hosts receive network transfers, in their order.
             credentials: the file of the machine's credentials, for these; empty: they are not encrypted.
+            fabric: what the hosts' collectives use; None: they do not leave the machine.
+            rendezvous: where the hosts meet those of their island's other machines.
         """
         self._directory = directory
         self._platform = platform
@@ -114,12 +120,14 @@ class IslandHosts:
         self._report = report
         self._ports = ports
         self._credentials = credentials
+        self._fabric = fabric
+        self._rendezvous = rendezvous
+        self._coordinator = ""  # where the present group meets
         self._listen = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
         self._controller = native.controller_segment()
         self._hosts: dict[int, _Host] = {}
         self._incarnation = -1
         self._segments: dict[int, Any] = {}  # of this incarnation
-        self._coordinator: Any = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self, request: pb.StartHost) -> None:
@@ -148,21 +156,15 @@ class IslandHosts:
             )
             for host in self._here
         }
-        if options.hosts_per_island > 1:
-            from pathways._jaxlib.coordination import start_service
-
-            self._coordinator = start_service(self._coordinator_address, options.hosts_per_island)
-
-    @property
-    def _coordinator_address(self) -> str:
-        return f"unix:{self._directory}/island-{self._incarnation}.sock"
+        self._coordinator = self._rendezvous.begin(config.incarnation, options.hosts_per_island)
 
     def _start(self, config: HostConfig, token: str) -> None:
         segments = self._segments
         config = dataclasses.replace(
             config,
             address=f"unix:{self._directory}/control.sock",
-            coordinator="" if self._coordinator is None else self._coordinator_address,
+            coordinator=self._coordinator,
+            fabric=HostConfig.fabric if self._fabric is None else self._fabric.address,
             parent=os.getpid(),
             controller_fd=self._controller.fd,
             segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(self._options.hosts)),
@@ -179,7 +181,10 @@ class IslandHosts:
         self._report(pb.AgentReport(started=started))
 
     def _environment(self, config: HostConfig) -> Mapping[str, str]:
-        return environment.host_environment(self._options, self._platform, self._here.index(config.host), os.environ)
+        found = environment.host_environment(self._options, self._platform, self._here.index(config.host), os.environ)
+        if self._fabric is None:
+            return found
+        return {**found, **environment.fabric_variables(self._platform, self._fabric.interface)}
 
     def _host_ended(self, number: int) -> None:
         host = self._hosts[number]
@@ -219,16 +224,12 @@ class IslandHosts:
             host.process.hand_over({"kind": "client", "client": request.client}, twin)
 
     def end(self) -> None:
-        """Kills all hosts, and ends their coordination service."""
+        """Kills all hosts, and ends their group."""
         for number in list(self._hosts):
             self._hosts[number].process.kill()
         for number in list(self._hosts):
             self._remove(number)
-        if self._coordinator is not None:
-            from pathways._jaxlib.coordination import stop_service
-
-            stop_service(self._coordinator)
-            self._coordinator = None
+        self._rendezvous.end()
 
     def _remove(self, number: int) -> None:
         host = self._hosts.pop(number)

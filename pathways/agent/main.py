@@ -27,7 +27,10 @@ import grpc.aio
 
 from pathways import errors
 from pathways.agent import logs
+from pathways.agent.fabric import Fabric
+from pathways.agent.fabric_watch import FabricWatch
 from pathways.agent.island import IslandHosts
+from pathways.agent.rendezvous import Rendezvous
 from pathways.process import environment
 from pathways.process.children import ParentLost, die_with_parent, print_to_log
 from pathways.process.config import ClusterOptions
@@ -40,7 +43,7 @@ from pathways.protocol import wire
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import TunnelServer
-from pathways.trust import Credentials, Renewal, dial_answered, given_token, renewed_at
+from pathways.trust import Credentials, Port, Renewal, dial_answered, given_token, renewed_at
 
 RETRY_S = 1.0
 NATIVE = "pathways._native"
@@ -59,7 +62,8 @@ class AgentConfig:
     hosts: int
     devices_per_host: int
     platform: str
-    island: int | None
+    island: str | None
+    fabric: tuple[str, str] | None  # see `Fabric`
     owner_pid: int
     owner_fd: int
     report_fd: int
@@ -73,11 +77,21 @@ class Agent:
         self._native: Any = importlib.import_module(NATIVE)
         self._credentials = None
         self._token = given_token(None, os.environ)
+        name = config.name
         if config.credentials:
             own = Credentials.load(config.credentials)
+            name = own.identity.name
             self._credentials = Renewal(own, lambda old: renewed_at(config.address, old), config.credentials)
         self._loop = Loop()
         self._ports = [_reserved_port() for _ in range(config.hosts)]
+        self._fabric = Fabric(*config.fabric) if config.fabric else None
+        self._island_port = self._watch = None
+        if self._fabric is not None and self._credentials is not None:
+            self._island_port = Port(f"{self._fabric.address}:0", self._credentials)
+            self._watch = FabricWatch(self._loop, self._fabric, self._credentials, self._island_port)
+        self._rendezvous = Rendezvous(self._loop, config.directory, name, self._credentials, self._island_port)
+        if self._island_port is not None:
+            self._island_port.start()
         self._end: asyncio.Event
         self._ever_joined = False
 
@@ -104,6 +118,8 @@ class Agent:
             if not self._end.is_set():
                 await _either(self._end.wait(), asyncio.sleep(RETRY_S))
         keeping.cancel()
+        if self._island_port is not None:
+            self._island_port.close()
         return 0
 
     def _owner_ended(self) -> None:
@@ -122,6 +138,7 @@ class Agent:
         """Serves one controller until the link to it breaks."""
         loop = asyncio.get_running_loop()
         config = self._config
+        reports: asyncio.Queue[pb.AgentReport | None] = asyncio.Queue()
         sending, welcome = await asyncio.to_thread(self._open_link)
         try:
             receiving, _ = await asyncio.to_thread(lambda: self._dial("link-down", session=welcome["session"]))
@@ -144,7 +161,6 @@ class Agent:
             environment.host_environment(options, config.platform, 0, os.environ),
             os.path.join(config.directory, "logs", "fork-server.log"),
         )
-        reports: asyncio.Queue[pb.AgentReport | None] = asyncio.Queue()
         path = os.path.join(config.directory, "control.sock")
         tunnels = TunnelServer(self._loop, path, lambda: self._dial("control")[0])
         hosts = IslandHosts(
@@ -158,13 +174,15 @@ class Agent:
             reports.put_nowait,
             [f"{reserved.getsockname()[1]}#{welcome['secret']}" for reserved in self._ports],
             config.credentials,
+            self._fabric,
+            self._rendezvous,
         )
         carried = links.add(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))
         watching = asyncio.ensure_future(hosts.watch_pulses())
         try:
             processes.start()
             self._ever_joined = True
-            self._tell("joined", island=welcome["island"])
+            self._tell("joined", island=welcome["island"], name=welcome["island_name"])
             session = asyncio.ensure_future(self._converse(f"unix:{path}", welcome["session"], hosts, reports))
             await _either(self._end.wait(), _result(broken), session)
             print(
@@ -172,6 +190,8 @@ class Agent:
             )
         finally:
             watching.cancel()
+            if self._watch is not None:
+                self._watch.stop()
             hosts.end()
             processes.end()
             tunnels.close()
@@ -191,6 +211,7 @@ class Agent:
             jaxlib=importlib.metadata.version("jaxlib"),
             ports=[reserved.getsockname()[1] for reserved in self._ports],
             island=config.island,
+            fabric="" if self._island_port is None else self._island_port.address.endpoint,
         )
 
     async def _converse(
@@ -215,8 +236,12 @@ class Agent:
                         hosts.hand_client(request.hand_client)
                     elif what == "read_log":
                         reports.put_nowait(logs.answer(self._config.directory, request.read_log))
+                    elif what == "neighbours":
+                        self._rendezvous.set_neighbours(request.neighbours)
+                        if self._watch is not None:
+                            self._watch.watch(request.neighbours, reports.put_nowait)
                     elif what == "leave":
-                        self._tell("left")
+                        self._tell("left", why=request.leave.why)
                         self._end.set()
                         return
             except grpc.RpcError as error:

@@ -83,7 +83,7 @@ class Session:
             self.native.embed(control.controller, control.driver.core, _jaxlib.ARRAY_TYPE)
             self.transfer = InProcess(self.native, control.driver.local)
         else:
-            self.transfer = SharedMemory(self.native, self.arena_trimmer)
+            self.transfer = SharedMemory(self.native, self.arena_trimmer, any(topology.machines))
         self.moves: dict[Hashable, Any] = {}  # programs of one array, see `compiled.move`
         self.slices: weakref.WeakSet[Slice] = weakref.WeakSet()
         self._home: Slice | None = None

@@ -25,7 +25,20 @@ from pathways.process.run_directory import state_folder
 @click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="Host processes to run.")
 @click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
 @click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
-@click.option("--island", type=click.IntRange(0), default=None, help="The island to be; any free one if not given.")
+@click.option(
+    "--island",
+    metavar="NAME",
+    default=None,
+    help="The island, by a number or a name, which machines with a fabric share; any free one if not given.",
+)
+@click.option(
+    "--fabric",
+    metavar="WHERE",
+    default=None,
+    help="For an island on several machines: the network of its collectives, which encrypt nothing. An address or an "
+    "interface of this machine, or a network such as 10.1.0.0/16.",
+)
+@click.option("--trusted-fabric", is_flag=True, help="The fabric is private, although its address is a public one.")
 @click.option("--name", default=None, help="The name of this machine, for people; its host name if not given.")
 @click.option(
     "--credentials",
@@ -52,7 +65,8 @@ def agent(address: str, token_file: str | None, credentials: str | None, insecur
     handle = None
     try:
         handle = AgentHandle(address, token, kept, name=name, **what)
-        click.echo(f"joined as island {handle.wait_joined()}. Ctrl-C ends it.", err=True)
+        handle.wait_joined()
+        click.echo(f"joined island {handle.island}. Ctrl-C ends it.", err=True)
         handle.wait()
     except KeyboardInterrupt:
         click.echo("ending the hosts ...", err=True)

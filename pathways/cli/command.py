@@ -101,7 +101,7 @@ def main() -> None:
     "--listen",
     metavar="HOST:PORT",
     default=None,
-    help="Where agents of other machines join. Each brings the hosts of one island; none runs here.",
+    help="Where agents of other machines join. They bring the hosts; none runs here.",
 )
 @click.option(
     "--authority",

@@ -8,12 +8,13 @@ import sys
 from typing import Any
 
 from pathways import errors
+from pathways.agent.fabric import find_fabric
 from pathways.agent.main import AgentConfig
 from pathways.process import environment, run_directory
 from pathways.process.children import Deadline
 from pathways.process.config import ClusterOptions
 from pathways.process.supervised import Supervised
-from pathways.trust import certificate_in
+from pathways.trust import certificate_in, check_name
 
 JOIN_TIMEOUT_S = 30.0
 
@@ -31,7 +32,9 @@ class AgentHandle:
         hosts: int = 1,
         devices_per_host: int = 1,
         platform: str | None = None,
-        island: int | None = None,
+        island: str | None = None,
+        fabric: str | None = None,
+        trusted_fabric: bool = False,
     ) -> None:
         """Joins the cluster: trades the token for a certificate, unless there is one that is still good, and starts.
 
@@ -43,14 +46,26 @@ class AgentHandle:
             hosts: how many host processes it runs.
             devices_per_host: how many devices each of them has.
             platform: see `start_local_cluster`.
-            island: the place that it wants; None: any.
+            island: the island that it wants: a number, or a name, which it shares with other machines; None: any.
+            fabric: the network of collectives between the machines of an island: see `find_fabric`; None: there is
+                none, and the island is on this machine.
+            trusted_fabric: the fabric is private, although its address is a public one.
 
         Raises:
             ConnectError: the cluster cannot be reached, or has no place for it.
+            OptionError: the fabric is not on this machine, or not private, or the name is none.
             PermissionDeniedError: the token is no good, or there is neither a token nor a certificate.
         """
         chosen = environment.choose_platform(platform, os.environ)
         environment.check_devices(ClusterOptions(1, hosts, devices_per_host), chosen, os.environ)
+        if island is not None:
+            check_name(island)
+        if fabric is not None and credentials is None:
+            raise errors.OptionError(
+                "an island on several machines needs a cluster with encryption: the machines know each other by "
+                "certificates. Leave out --fabric, or --insecure-plaintext"
+            )
+        place = None if fabric is None else find_fabric(fabric, trusted_fabric)
         if credentials is not None:
             certificate_in(credentials, address, token, name, "host")
         run_directory.sweep()
@@ -64,6 +79,7 @@ class AgentHandle:
             "devices_per_host": devices_per_host,
             "platform": chosen,
             "island": island,
+            "fabric": place,
             "owner_pid": os.getpid(),
         }
 
@@ -73,6 +89,7 @@ class AgentHandle:
 
         self._supervised = Supervised(directory, command, "" if credentials else token)
         self._is_closed = False
+        self.island = ""  # the name of its island, once it has joined
 
     def wait_joined(self, timeout_s: float = JOIN_TIMEOUT_S) -> int:
         """Waits until the agent has joined; returns the island that it has become.
@@ -84,6 +101,7 @@ class AgentHandle:
         while not deadline.passed:
             for report in self._reports(deadline.left(0.5)):
                 if report["event"] == "joined":
+                    self.island = str(report["name"])
                     return int(report["island"])
         raise errors.ConnectError(f"the agent has not joined within {timeout_s:g} s")
 
@@ -101,6 +119,8 @@ class AgentHandle:
         for report in found:
             if report["event"] == "error":
                 raise errors.from_text(str(report["message"]), errors.ConnectError)
+            if report["event"] == "left" and report["why"]:
+                raise errors.ConnectError(str(report["why"]))
             if report["event"] == "left":
                 raise errors.ClusterClosedError("the cluster has let this machine go (pathways drain)")
             if report["event"] == "ended":

@@ -55,7 +55,7 @@ class RayAgent:
             kept = os.path.join(folder, "agent.pem") if is_encrypted else None
             agent = None
             try:
-                agent = AgentHandle(address, token, kept, name=machine_name(island, token), island=island, **shape)
+                agent = AgentHandle(address, token, kept, name=machine_name(island, token), island=str(island), **shape)
                 agent.wait_joined(JOIN_TIMEOUT_S)
                 while not self._is_told_to_end.is_set():
                     agent.check(_LOOK_S)

@@ -94,21 +94,27 @@ class AgentMachine:
         identity: Identity,
         island: int,
         streams: Mapping[int, str],
+        neighbour: pb.Neighbours.Machine,
         link: FarLink,
         native: Any,
         options: ClusterOptions,
         controller_segment: Any,
     ) -> None:
-        """`streams`: by host whose place it has, where the host receives network transfers, a `StreamAddress`."""
+        """`streams`: by host whose place it has, where the host receives network transfers, a `StreamAddress`.
+        `neighbour`: how the other machines of its island find it.
+        """
         self.identity = identity
         self.name = identity.name
         self.island = island
+        self.neighbour = neighbour
+        self.since = time.monotonic()
+        #: Called with what it says of its fabric.
+        self.on_fabric: Callable[[pb.FabricReport], None] = lambda report: None
         self.hosts = tuple(streams)
         self.link = link
         self.new_segment = FreePlace(native, options).new_segment
         self._streams = streams
         self._native = native
-        self._since = time.monotonic()
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
         self.logs = LogsThere(self.name, self.requests.put_nowait)
@@ -153,11 +159,15 @@ class AgentMachine:
         self.link.on_lost(f"its hosts do not start. {why}")
 
     def report(self, report: pb.AgentReport) -> None:
-        """Takes in what the agent says of its hosts (TRUST-1: of its own island's only)."""
-        if report.WhichOneof("report") == "log_piece":
+        """Takes in what the agent says of its hosts (TRUST-1: of its own only)."""
+        kind = report.WhichOneof("report")
+        if kind == "log_piece":
             self.logs.answered(report.log_piece)
             return
-        what = report.started if report.WhichOneof("report") == "started" else report.ended
+        if kind == "fabric":
+            self.on_fabric(report.fabric)
+            return
+        what = report.started if kind == "started" else report.ended
         host = self._hosts.get(what.host)
         if host is None or host.incarnation != what.incarnation:
             return
@@ -166,25 +176,27 @@ class AgentMachine:
         else:
             host.ended(what.returncode, what.log_tail[:_MOST_LOG_CHARS])
 
-    def stats(self) -> pb_control.MachineStats:
+    def stats(self, island_name: str) -> pb_control.MachineStats:
         """See `MachineStats`."""
         link = self.link.native.stats()
         return pb_control.MachineStats(
             island=self.island,
+            island_name=island_name,
+            fabric=self.neighbour.fabric.rpartition(":")[0],
             name=self.name,
             address=self.identity.peer,
             is_encrypted=self.identity.is_encrypted,
             bytes_out=link["bytes_out"],
             bytes_in=link["bytes_in"],
             round_trip_ns=link["round_trip_ns"],
-            connected_s=time.monotonic() - self._since,
+            connected_s=time.monotonic() - self.since,
             kept_bytes=link["kept"],
             most_kept_bytes=link["most_kept"] + sum(host.segment_bytes for host in self._hosts.values()),
         )
 
-    def let_go(self) -> None:
-        """Asks the agent to leave. It is lost when its link ends."""
-        self.requests.put_nowait(pb.AgentRequest(leave={}))
+    def let_go(self, why: str = "") -> None:
+        """Asks the agent to leave; `why`: there is something wrong with it. It is lost when its link ends."""
+        self.requests.put_nowait(pb.AgentRequest(leave=pb.Leave(why=why)))
 
     def lost(self, why: str) -> None:
         """Counts all its hosts as killed."""

@@ -1,9 +1,9 @@
 """The agents of other machines, as the controller knows them: they join, and are lost. Each is an `AgentMachine`.
 
-A cluster that listens (`pathways up --listen`) begins with free places (`machines.py`). An agent brings the hosts of
-one island, and takes their places. While a place is free, its island is lost (`recovery.py`): what clients ask of it
-waits, and new slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; their places are free
-again.
+A cluster that listens (`pathways up --listen`) begins with free places (`machines.py`). An agent brings hosts of one
+island, and takes their places (`places.py`). While a place is free, its island is lost (`recovery.py`): what clients
+ask of it waits, and new slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; their places
+are free again.
 
     link         see `far_links.py`; the agent says what it has, and gets a place
     control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/transport/tunnels.py)
@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pathways import errors
 from pathways.controller.agent_machine import AgentMachine
+from pathways.controller.fabrics import Fabrics, neighbour_of
 from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.controller.machines import Placement
+from pathways.controller.places import Places
 from pathways.plan.topology import Topology
 from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.memory import memory_bytes
@@ -37,7 +40,6 @@ from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
-from pathways.trust.identity import printable
 
 
 class Agents:
@@ -64,6 +66,8 @@ class Agents:
         self._options = options
         self._control_path = control_path
         self._placement = placement
+        self._places = Places(topology, placement)
+        self.fabrics = Fabrics()
         self._may_join = may_join
         self._by_name: dict[str, AgentMachine] = {}  # also those whose links are about to open
         self.loop = Loop()
@@ -145,66 +149,30 @@ class Agents:
             raise errors.ConnectError(
                 f"a machine called {identity.name} is in this cluster already: give this one another --name"
             )
-        island = self._place_for(hello)
-        hosts = self._topology.islands[island]
+        island, hosts = self._places.take(hello, list(self._by_name.values()))
         there = identity.peer.rpartition(":")[0]
         ports = zip(hosts, hello["ports"], strict=True)
         secret = secrets.token_hex(16)  # CERT-1: see pathways/host/stream_sockets.py
         streams = {host: f"{identity.name}@{there}:{int(port)}#{secret}" for host, port in ports}
+        neighbour = neighbour_of(identity, hello)
         link = FarLink(self.hub.open_link(True, self.links.native), identity, lambda why: self.lose(agent, why))
-        agent = AgentMachine(identity, island, streams, link, self._native, self._options, self._controller_segment)
-        self._by_name[agent.name] = agent
-        return link, {"island": island, "hosts": hosts, "options": dataclasses.asdict(self._options), "secret": secret}
-
-    def _place_for(self, hello: Mapping[str, Any]) -> int:
-        """An island whose places are free, and fit the agent's hosts.
-
-        Raises:
-            UnsupportedVersionError: the agent runs another release.
-            ConnectError: there is no such place.
-        """
-        topology = self._topology
-        for what, ours in (
-            ("jax", topology.jax_version),
-            ("jaxlib", topology.jaxlib_version),
-            ("platform", topology.platform),
-        ):
-            if hello.get(what) != ours:
-                raise errors.UnsupportedVersionError(
-                    f"the agent has {what} {printable(hello.get(what))}, the cluster {ours!r}: use the same on both "
-                    "sides"
-                )
-        shape = (hello.get("hosts"), hello.get("devices_per_host"))
-        wanted = (len(topology.islands[0]), topology.devices_per_host)
-        ports = hello.get("ports")
-        if not isinstance(ports, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in ports):
-            raise errors.ConnectError(f"the agent's ports make no sense: {printable(ports)}")
-        if shape != wanted or len(ports) != wanted[0]:
-            raise errors.ConnectError(
-                f"the agent brings {_number(shape[0])} hosts of {_number(shape[1])} devices, but an island of this "
-                f"cluster has {wanted[0]} hosts of {wanted[1]} devices: start the agent with --hosts {wanted[0]} "
-                f"--devices-per-host {wanted[1]}"
-            )
-        asked = hello.get("island")
-        kept = {host for agent in self._by_name.values() for host in agent.hosts}
-        free = [
-            number
-            for number, hosts in enumerate(topology.islands)
-            if kept.isdisjoint(hosts) and not self._placement.machines(hosts)
-        ]
-        if asked is None and free:
-            return free[0]
-        if asked in free:
-            return int(asked)
-        taken = {agent.island: agent.name for agent in self._by_name.values()}
-        raise errors.ConnectError(
-            f"no place is free for {'the agent' if asked is None else f'island {_number(asked)}'}: the cluster has "
-            f"{len(topology.islands)} islands, taken by {taken}"
+        agent = AgentMachine(
+            identity, island, streams, neighbour, link, self._native, self._options, self._controller_segment
         )
+        agent.on_fabric = functools.partial(self.fabrics.report, agent)
+        self._by_name[agent.name] = agent
+        return link, {
+            "island": island,
+            "island_name": self._places.name_of(island),
+            "hosts": hosts,
+            "options": dataclasses.asdict(self._options),
+            "secret": secret,
+        }
 
     def _opened(self, link: FarLink) -> None:
         agent = next(agent for agent in self._by_name.values() if agent.link is link)
-        print(f"the agent {agent.name} has joined as island {agent.island}", file=sys.stderr, flush=True)
+        where = self._where(agent)
+        print(f"the agent {agent.name} has joined as {where}", file=sys.stderr, flush=True)
         self._placement.fill(agent.hosts, agent)
         asyncio.get_running_loop().call_soon(self.on_joined, agent.hosts)
 
@@ -212,16 +180,24 @@ class Agents:
         """Counts an agent and its hosts as lost. A second call does nothing."""
         if self._by_name.get(agent.name) is not agent:
             return
-        print(f"the agent {agent.name} of island {agent.island} is lost: {why}", file=sys.stderr, flush=True)
+        print(f"the agent {agent.name} of {self._where(agent)} is lost: {why}", file=sys.stderr, flush=True)
         del self._by_name[agent.name]
         self._placement.free(agent)
         agent.link.close()
         self._end_tunnels(agent.name)
         agent.lost(why)
+        self.fabrics.lost(agent, why)
+
+    def _where(self, agent: AgentMachine) -> str:
+        """For people."""
+        island, hosts = self._places.name_of(agent.island), self._topology.islands[agent.island]
+        some = "" if len(agent.hosts) == len(hosts) else f"hosts {', '.join(map(str, agent.hosts))} of "
+        return f"{some}island {island}"
 
     def stats(self) -> list[pb_control.MachineStats]:
         """What people want to know of each machine that has joined, by island."""
-        return [agent.stats() for agent in sorted(self._there(), key=lambda agent: agent.island)]
+        there = sorted(self._there(), key=lambda agent: agent.hosts)
+        return [agent.stats(self._places.name_of(agent.island)) for agent in there]
 
     def _there(self) -> list[AgentMachine]:
         return [agent for agent in self._by_name.values() if agent.link.is_open]
@@ -251,11 +227,6 @@ class Agents:
         self.links.close()
         self._tunnels.close()
         self.loop.close()
-
-
-def _number(said: Any) -> str:
-    """For a message: what should be a small number, and may be anything."""
-    return str(said) if isinstance(said, int) and abs(said) < 1 << 31 else printable(said)
 
 
 class _Served(Protocol):

@@ -85,13 +85,11 @@ class Introductions:
         self._waiting: list[Start] = []  # for the next exchange
         self._task: asyncio.Task[None] | None = None  # while an exchange is under way
 
-    def begin(self, island: Island) -> Start:
-        """A start of a lost island, by the next exchange."""
-        start = Start(island)
+    def begin(self, start: Start) -> None:
+        """Takes a start of a lost island into the next exchange."""
         self._waiting.append(start)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
-        return start
 
     def stop(self) -> None:
         """Starts nothing more: the cluster has ended."""

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathways import errors
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager, first_lost
-from pathways.controller.introductions import Introductions
+from pathways.controller.introductions import Introductions, Start
 from pathways.controller.records import HostRecord, Island
 from pathways.process.pulses import LOOK_S, Pulses
 
@@ -142,8 +142,10 @@ class Islands:
     # -- lost -> starting -> up --------------------------------------------------------------------------------------
 
     async def _start(self, island: Island) -> None:
-        start = self._introductions.begin(island)
+        start = Start(island)
         try:
+            await self.cluster.agents.fabrics.whole(self.cluster.placement.machines(island.hosts))
+            self._introductions.begin(start)
             hosts = await start.launched
             limit = self.cluster.config.options.start_timeout_s
             try:

@@ -5,6 +5,7 @@ The enqueue thread calls all of it. Embedded, client and host hand each other ob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -75,15 +76,22 @@ class ClientValues:
             self.local.pop(what, None)
 
     @own_settings
-    def fetch(self, client: int, value: jax.Array, payload: bytes, leased: tuple[int, int]) -> None:
-        """Writes this host's share of a ready buffer into the client's memory: each distinct part once."""
+    def fetch(
+        self, client: int, value: jax.Array, payload: bytes, leased: tuple[int, int]
+    ) -> Sequence[tuple[int, int]]:
+        """Writes this host's share of a ready buffer into the client's memory: each distinct part once. Returns which
+        pieces of the leased block may have been written: (offset, bytes) of each.
+        """
         block = self._take(client, leased)
         mode, key = payloads.parse_fetch(payload)
         if mode is Mode.LOCAL:
             if key in self.local:  # else the reader is gone
                 self.local[key] = read_back.whole(value)
-            return
+            return []
+        if mode is Mode.PACKED:
+            return read_back.write_packed(value, memoryview(block))
         read_back.write(value, memoryview(block))
+        return [(0, leased[1])]
 
     def refuse_fetch(self, client: int, payload: bytes, leased: tuple[int, int]) -> None:
         """Returns the client's memory of a fetch whose buffer was deleted or has failed."""

@@ -121,7 +121,8 @@ def start_jax_driver(
     options = config.options
     island = options.island_hosts(config.host)
     if config.coordinator:
-        _jaxlib.join_island(config.coordinator, len(island), config.rank, int(options.start_timeout_s))
+        limit_s = int(options.start_timeout_s)
+        _jaxlib.join_island(config.coordinator, len(island), config.rank, limit_s, config.fabric)
     joined()
     import jax
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib
+from pathways.plan.shard_packing import Packing
 from pathways.quirks import Quirks
 
 #: Four things. The bytes of the whole value. For each piece that this host writes: (shard, offset in the whole, bytes).
@@ -71,3 +72,24 @@ def write(value: jax.Array, memory: memoryview) -> None:
     for shard in value.addressable_shards:
         if shard.replica_id == 0:
             full[shard.index] = np.asarray(shard.data)
+
+
+def write_packed(value: jax.Array, memory: memoryview) -> list[tuple[int, int]]:
+    """The same in the packed form. Returns which pieces these are: (offset, bytes) of each."""
+    if value.size == 0:
+        return []
+    shards = [shard for shard in value.addressable_shards if shard.replica_id == 0]
+    if not shards:
+        return []
+    grid = tuple(size // part for size, part in zip(value.shape, shards[0].data.shape, strict=True))
+    packing = Packing(value.shape, value.dtype, grid)
+    if memory.nbytes < packing.nbytes:
+        raise ValueError(f"a packed value of {packing.nbytes} bytes does not fit into {memory.nbytes}")
+    cells = packing.view(memory)
+    pieces = []
+    for shard in shards:
+        cell = tuple((cut.start or 0) // size for cut, size in zip(shard.index, packing.cell, strict=True))
+        cells[cell] = np.asarray(shard.data)
+        number = int(np.ravel_multi_index(cell, grid)) if grid else 0
+        pieces.append((number * packing.stride, cells[cell].nbytes))
+    return pieces

@@ -74,6 +74,13 @@ class Packing:
         order = (*range(0, 2 * rank, 2), *range(1, 2 * rank, 2))
         np.copyto(target, split.transpose(order), casting="unsafe")
 
+    def unpack(self, memory: Any) -> np.ndarray:
+        """The array in packed memory: the memory itself where the cells follow each other in the array, too."""
+        cells = self.view(memory)
+        rank = len(self.shape)
+        order = [axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair]
+        return np.ascontiguousarray(cells.transpose(order)).reshape(self.shape)
+
     def _write(self, target: np.ndarray, part: np.ndarray, start: Sequence[int]) -> None:
         """Writes a part of the array that begins at `start` into the cells it overlaps."""
         if part.size == 0:

@@ -164,6 +164,7 @@ class HostConfig:
     platform: str = ""
     address: str = ""
     coordinator: str = ""
+    fabric: str = "127.0.0.1"  # the address of this machine that collectives of its hosts use
     parent: int = 0
     controller_fd: int = -1
     segment_fds: tuple[int, ...] = ()

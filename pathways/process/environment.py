@@ -158,6 +158,11 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
     return quiet_environment(env)
 
 
+def fabric_variables(platform: str, interface: str) -> dict[str, str]:
+    """What makes NCCL, or RCCL, use this interface only. gloo is told an address instead (`HostConfig.fabric`)."""
+    return {"NCCL_SOCKET_IFNAME": f"={interface}"} if platform in ("cuda", "rocm") else {}
+
+
 def quiet_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment with the C++ libraries' logging reduced, unless the user set it. Logs are shown on failure."""
     return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR", **environ}

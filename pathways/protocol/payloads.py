@@ -55,11 +55,16 @@ MOST_PAIRS = 1024
 
 
 class Mode(enum.IntEnum):
-    """Where the bytes of a put or fetch are: in the command, in memory it leases, or in an object of this process."""
+    """Where the bytes of a put or fetch are: in the command, in memory it leases, or in an object of this process.
+
+    LEASED: a put's bytes are packed (`pathways.plan.shard_packing`), a fetch's are the array in C order. PACKED: those
+    of a fetch are packed, too, so that what hosts on different machines write lies apart.
+    """
 
     INLINE = 0
     LEASED = 1
     LOCAL = 2
+    PACKED = 3
 
 
 def define(number: int, placed: Placement) -> bytes:
@@ -173,9 +178,9 @@ def parse_put(payload: bytes) -> tuple[int, Mode, bytes | int]:
     return placement, mode, rest
 
 
-def fetch_leased() -> bytes:
+def fetch_leased(is_packed: bool = False) -> bytes:
     """A fetch into the block of memory that the command leases to each host."""
-    return _FETCH.pack(b"F", Mode.LEASED)
+    return _FETCH.pack(b"F", Mode.PACKED if is_packed else Mode.LEASED)
 
 
 def fetch_local(key: int) -> bytes:

@@ -32,13 +32,17 @@ class MachineCluster:
         devices_per_host: int = 2,
         *,
         insecure_plaintext: bool = False,
+        machines_per_island: int = 1,
         agents: int | None = None,
         **sizes: Any,
     ) -> None:
-        """`agents`: how many join at once; all when not given."""
+        """`machines_per_island`: how many agents bring the hosts of an island. `agents`: how many join at once; all
+        when not given.
+        """
         self._stack = contextlib.ExitStack()
         self.folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pw", dir="/tmp"))
-        self._shape = {"hosts": hosts_per_island, "devices_per_host": devices_per_host, "platform": "cpu"}
+        hosts = hosts_per_island // machines_per_island
+        self._shape = {"hosts": hosts, "devices_per_host": devices_per_host, "platform": "cpu"}
         self._insecure = insecure_plaintext
         listening = Listening("127.0.0.1:0", os.path.join(self.folder, "authority"), insecure_plaintext)
         self.handle = start_local_cluster(
@@ -49,9 +53,12 @@ class MachineCluster:
         self.address = self.handle.address.removesuffix("/control.sock")
         self.agents: dict[str, AgentHandle] = {}
         try:
-            names = [f"m{number}" for number in range(islands if agents is None else agents)]
-            for name in names:
-                self.start_agent(name)
+            names = [f"m{number}" for number in range(islands * machines_per_island if agents is None else agents)]
+            for number, name in enumerate(names):
+                place: dict[str, Any] = {}
+                if machines_per_island > 1:
+                    place = {"island": f"pod{number // machines_per_island}", "fabric": "127.0.0.1"}
+                self.start_agent(name, **place)
             for name in names:
                 self.agents[name].wait_joined(START_S)
         except BaseException:

@@ -1,8 +1,8 @@
-"""A cluster over machines that are namespaces: the head, two machines with hosts, and this process on a fourth one.
+"""A cluster over machines that are namespaces: the head, machines with hosts, and this process on one more.
 
-`pathways up` runs on the head, which is the switch's namespace, and `pathways agent` on the machines m0 and m1. This
-process moves to the network of the machine `laptop`, and is a client that comes in at the head's port with a token.
-Call `Machines()` before this process has other threads, which would stay where they are.
+`pathways up` runs on the head, which is the switch's namespace, and `pathways agent` on the machines m0, m1 and so on.
+This process moves to the network of the machine `laptop`, and is a client that comes in at the head's port with a
+token. Call `Machines()` before this process has other threads, which would stay where they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Machines:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self.network = self._stack.enter_context(Network(["laptop", "m0", "m1"]))
+        self.network = self._stack.enter_context(Network(["laptop", "m0", "m1", "m2", "m3"]))
         try:
             self._move("laptop")
         except BaseException:
@@ -51,24 +51,35 @@ class Machines:
 
 
 class NamespaceCluster:
-    """`pathways up`, and an agent for each island. `close` ends everything."""
+    """`pathways up`, and the agents of each island. `close` ends everything."""
 
-    def __init__(self, network: Network, islands: int, hosts_per_island: int, devices_per_host: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        islands: int,
+        hosts_per_island: int,
+        devices_per_host: int,
+        *,
+        machines_per_island: int = 1,
+        agents: int | None = None,
+    ) -> None:
+        """`agents`: how many machines join; all when not given."""
+        self._network = network
         self._devices = islands * hosts_per_island * devices_per_host
+        self._hosts = hosts_per_island // machines_per_island
         self._stack = contextlib.ExitStack()
         self.folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pw", dir="/tmp"))
         self._authority = f"{self.folder}/authority"
-        shape = ["--devices-per-host", str(devices_per_host), "--platform", "cpu"]
+        self._shape = shape = ["--devices-per-host", str(devices_per_host), "--platform", "cpu"]
         try:
             command = [*_PATHWAYS, "up", "--listen", f"{network.address}:0", "--authority", self._authority]
             command += ["--islands", str(islands), "--hosts-per-island", str(hosts_per_island), *shape]
             self._head = self._start(network, "switch", command, stderr=subprocess.PIPE, text=True)
             self.port = _port_in(self._head.stderr)
-            for island in range(islands):
-                token = self._token(Role.HOST)
-                command = [*_PATHWAYS, "agent", self.port, "--island", str(island), "--name", f"m{island}"]
-                command += ["--hosts", str(hosts_per_island), *shape]
-                self._start(network, f"m{island}", command, {"PATHWAYS_TOKEN": token})
+            for number in range(islands * machines_per_island if agents is None else agents):
+                spans = machines_per_island > 1
+                fabric = network.address_of(f"m{number}") if spans else ""
+                self.start_agent(f"m{number}", str(number // machines_per_island), fabric)
         except BaseException:
             self._stack.close()
             raise
@@ -77,6 +88,12 @@ class NamespaceCluster:
         process = network.start(machine, command, env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, **what)
         self._stack.callback(end, process)
         return process
+
+    def start_agent(self, machine: str, island: str, fabric: str = "", **what: Any) -> Any:
+        """Starts an agent on a machine; `what` goes to `subprocess.Popen`."""
+        command = [*_PATHWAYS, "agent", self.port, "--island", island, "--name", machine]
+        command += ["--hosts", str(self._hosts), *self._shape, *(["--fabric", fabric] if fabric else [])]
+        return self._start(self._network, machine, command, {"PATHWAYS_TOKEN": self._token(Role.HOST)}, **what)
 
     def _token(self, role: Role) -> str:
         return Tokens(self._authority).make(role, 600.0)

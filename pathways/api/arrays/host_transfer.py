@@ -90,8 +90,10 @@ class HostTransfer(abc.ABC):
 class SharedMemory(HostTransfer):
     """To host processes of this machine."""
 
-    def __init__(self, client: _core.Client, arena_trimmer: ArenaTrimmer) -> None:
+    def __init__(self, client: _core.Client, arena_trimmer: ArenaTrimmer, has_machines: bool) -> None:
+        """`has_machines`: hosts may be on several machines, and each writes into memory of its own machine first."""
         self._client = client
+        self._has_machines = has_machines
         self._arena_trimmer = arena_trimmer
         self._asked_at = -1  # how many runs there had been at the last read that had to ask
         self._was_in_vain = False  # the last look at many arrays
@@ -108,12 +110,20 @@ class SharedMemory(HostTransfer):
         self._client.put(array, payloads.put_leased(placement.number), block)
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
-        nbytes = array.layout.nbytes
-        block = self.allocate(max(nbytes, 1), f"reading {array!r}", array)
-        read_back = _SharedMemoryReadBack(self._client, block)
+        packing, nbytes = self._form(array)
+        block = self.allocate(nbytes, f"reading {array!r}", array)
+        read_back = _SharedMemoryReadBack(self._client, block, packing)
         self._client.own_token(read_back, array.layout.parts)
-        self._client.fetch(array, read_back.token, payloads.fetch_leased(), block)
+        self._client.fetch(array, read_back.token, payloads.fetch_leased(packing is not None), block)
         return read_back
+
+    def _form(self, array: Any) -> tuple[Packing | None, int]:
+        """How an array comes, None: in C order; and how many bytes it then takes."""
+        layout = array.layout
+        if not self._has_machines or layout.parts == 1:
+            return None, max(layout.nbytes, 1)
+        packing = layout.slice.placed(layout.cache).packing
+        return packing, max(packing.nbytes, 1)
 
     def read_ahead(self, array: Any) -> None:  # noqa: D102
         in_a_row = self._asked_at == self._client.dispatches
@@ -123,12 +133,12 @@ class SharedMemory(HostTransfer):
         others = array._beside(in_a_row, MOST_AHEAD)
         self._was_in_vain = not others and self._client.top > MANY
         for other in others:
-            nbytes = other.layout.nbytes
-            block = self._client.allocate(max(nbytes, 1))
+            packing, nbytes = self._form(other)
+            block = self._client.allocate(nbytes)
             if block is None:
                 break
-            read_back = _SharedMemoryReadBack(self._client, block)
-            if not other._ask_ahead(read_back, payloads.fetch_leased(), block):
+            read_back = _SharedMemoryReadBack(self._client, block, packing)
+            if not other._ask_ahead(read_back, payloads.fetch_leased(packing is not None), block):
                 break
             other.ahead = read_back
             self._ahead.append(weakref.ref(other))
@@ -248,9 +258,10 @@ class ReadBack(abc.ABC):
 
 
 class _SharedMemoryReadBack(ReadBack):
-    def __init__(self, client: _core.Client, block: _core.BlockView) -> None:
+    def __init__(self, client: _core.Client, block: _core.BlockView, packing: Packing | None) -> None:
         super().__init__(client)
         self._block = block
+        self._packing = packing  # None: the array is in C order
         self.has_come = False  # or will not; at the last look
 
     def is_left(self) -> bool:
@@ -259,7 +270,8 @@ class _SharedMemoryReadBack(ReadBack):
         return had_come
 
     def _take(self, layout: _core.Layout) -> Any:
-        return value_of(layout, memoryview(self._block))
+        memory = memoryview(self._block)
+        return value_of(layout, memory if self._packing is None else self._packing.unpack(memory))
 
 
 class _InProcessReadBack(ReadBack):

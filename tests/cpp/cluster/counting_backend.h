@@ -91,7 +91,9 @@ class CountingBackend final : public StubBackend {
   uint64_t devices_of_put(uint32_t, std::span<const std::byte> bytes) override {
     return bytes.size() < sizeof(Payload) ? 0 : read_record<Payload>(bytes).devices;
   }
-  Status fetch(uint32_t, Value, std::span<const std::byte>, const Leased&) override { return Status::kOk; }
+  Status fetch(uint32_t, Value, std::span<const std::byte>, const Leased&, std::vector<BlockPiece>*) override {
+    return Status::kOk;
+  }
   void command(uint32_t, uint64_t, std::span<const std::byte>) override { ++commands; }
   Status start_task(uint32_t, uint64_t number, Value value, std::span<const std::byte> bytes,
                     const Booked& booked) override {

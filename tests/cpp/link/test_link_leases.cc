@@ -1,42 +1,15 @@
 // Memory that a client leases to hosts of another machine: the bytes cross once, by value, and the leases end.
 //
 //   LINK-2   LinkLeases.LeasesOfLostHosts
-//   LINK-3   LinkLeases.Puts, LinkLeases.Fetches, LinkLeases.ALeaseEndsBehindTheBytes, LinkLeases.RandomLeases
+//   LINK-3   LinkLeases.Puts, LinkLeases.RandomLeases
 //   ARENA-5  LinkLeases.LeasesOfLostHosts
 #include <map>
 #include <utility>
 
-#include "link/link_ends.h"
+#include "link/leases.h"
 
 namespace pathways::test::test_link_leases {
 namespace {
-
-/// A client's blocks that are leased to hosts 0 and 1 of one machine, and to host 2 of another.
-struct Leases : Head {
-  Leases() : Head(2) {
-    for (uint32_t host = 0; host < 3; ++host) (*this)[host / 2].add_host(host, 5);
-    hub.add_group(kGroup, {0, 1, 2});
-    for (size_t m = 0; m < 2; ++m) (*this)[m].twin_client(kClient, arena_bytes());
-  }
-  ArenaView there(size_t machine) { return ClientView((*this)[machine].clients.at(kClient)).arena(); }
-  void order(uint32_t host, const Bytes& record) { put((*this)[host / 2].hosts.at(host).orders, record); }
-  uint64_t block(size_t bytes, uint64_t borrowers, uint64_t stamp) {
-    uint64_t offset = 0;
-    EXPECT_EQ(arena().allocate(bytes, &offset), Status::kOk);
-    if (borrowers != 0) arena().lease_out(offset, borrowers, stamp);
-    return offset;
-  }
-  bool is_lent(uint64_t offset, unsigned host) { return ClientView(client).arena().find_leased(offset, 1, host); }
-  /// Where the block of the host's next command lies on its machine.
-  uint64_t place(uint32_t host) {
-    const Bytes record = next((*this)[host / 2].hosts.at(host).inbox);
-    return record.empty() ? 0 : read_record<CommandRecord>(record).lease_at;
-  }
-  void complete(uint32_t host, Handle token) {
-    put((*this)[host / 2].hosts.at(host).outgoing,
-        joined(FutureDoneRecord{{RecordKind::kFutureDone, 0, Head::kClient}, token.raw, 0, 0}));
-  }
-};
 
 TEST(LinkLeases, Puts) {
   Leases head;
@@ -175,90 +148,6 @@ TEST(LinkLeases, HostsThatCannotBorrow) {
   }
 }
 
-TEST(LinkLeases, Fetches) {
-  Leases head;
-  for (const size_t bytes : {size_t{1}, size_t{300'000}, size_t{2'000'000}}) {
-    const uint64_t stamp = bytes, offset = head.block(bytes, 3, stamp);
-    const Handle token = head.future(2);
-    for (const uint32_t host : {0u, 1u}) {
-      head.order(host, head.command(CommandKind::kFetch, 77, token.raw, offset, bytes, stamp));
-    }
-    head.transmit();
-    const Bytes value = pattern(bytes, stamp + 1);
-    for (const uint32_t host : {0u, 1u}) {
-      const uint64_t at = head.place(host);
-      std::byte* here = head.there(0).find_leased(at, bytes, host);
-      ASSERT_NE(here, nullptr);
-      const size_t half = host == 0 ? 0 : bytes / 2;  // each its share
-      std::memcpy(here + half, value.data() + half, host == 0 ? bytes / 2 : bytes - half);
-      EXPECT_TRUE(head.there(0).return_lease(at, host));
-      head.transmit();
-      EXPECT_EQ(head.futures().poll(token), FutureState::kPending);
-      EXPECT_TRUE(head.is_lent(offset, host));
-      head.complete(host, token);
-      head.transmit();
-      EXPECT_FALSE(head.is_lent(offset, host));
-      EXPECT_EQ(head.there(0).find(at, 1) == nullptr, host == 1);
-    }
-    EXPECT_EQ(head.futures().poll(token), FutureState::kReady);
-    EXPECT_EQ(std::memcmp(head.arena().at(offset), value.data(), bytes), 0);
-    EXPECT_EQ(head.arena().was_references(offset), 1u);
-    head.arena().release(offset);
-  }
-}
-
-TEST(LinkLeases, AFetchThatFailedBringsNothing) {
-  Leases head;
-  const uint64_t offset = head.block(64, 1, 1);
-  std::memset(head.arena().at(offset), 1, 64);
-  const Handle token = head.future();
-  head.hub.add_group(Head::kGroup, {0});
-  head.order(0, head.command(CommandKind::kFetch, 77, token.raw, offset, 64, 1));
-  head.transmit();
-  const uint64_t at = head.place(0);
-  std::memset(head.there(0).find_leased(at, 64, 0), 2, 64);
-  EXPECT_TRUE(head.there(0).return_lease(at, 0));
-  head.transmit();
-  EXPECT_TRUE(head.is_lent(offset, 0));  // not before the fetch is over
-  const Bytes failed = joined(FailedRecord{{RecordKind::kFailed, 0, Head::kClient}, token.raw, 0, 0});
-  put(head[0].hosts.at(0).outgoing, failed);
-  head.transmit();
-  EXPECT_EQ(next(head[0].hosts.at(0).reports), failed);
-  put(head[0].hosts.at(0).outgoing, failed);
-  head.transmit();
-  EXPECT_TRUE(next(head[0].hosts.at(0).reports).empty()) << "LINK-2: its part is over once";
-  EXPECT_EQ(head.arena().at(offset)[0], std::byte{1});
-  EXPECT_FALSE(head.is_lent(offset, 0));
-  EXPECT_EQ(head.there(0).find(at, 1), nullptr);
-}
-
-/// Else the memory could be another's when the bytes come.
-TEST(LinkLeases, ALeaseEndsBehindTheBytes) {
-  Leases head;
-  const size_t bytes = 900'000;
-  head.hub.add_group(Head::kGroup, {0});
-  const uint64_t offset = head.block(bytes, 1, 1);
-  const Handle token = head.future();
-  head.order(0, head.command(CommandKind::kFetch, 77, token.raw, offset, bytes, 1));
-  head.transmit();
-  const uint64_t at = head.place(0);
-  std::memset(head.there(0).find_leased(at, bytes, 0), 2, bytes);
-  EXPECT_TRUE(head.there(0).return_lease(at, 0));
-  head.complete(0, token);
-  for (int i = 0; i < 5; ++i) {
-    pass_time(10'000'000);
-    head[0].collect();
-  }
-  while (head[0].in.left() != 0) {
-    head[0].deliver(*head[0].at_head, head[0].in, 1000);
-    if (!head.is_lent(offset, 0)) break;
-  }
-  EXPECT_EQ(head.arena().at(offset)[bytes - 1], std::byte{2});
-  head[0].deliver_all();
-  EXPECT_EQ(head.futures().poll(token), FutureState::kReady);
-  EXPECT_FALSE(head.is_lent(offset, 0));
-}
-
 /// ARENA-5: nothing that a lost host's machine still says touches what its successor has been lent.
 TEST(LinkLeases, LeasesOfLostHosts) {
   for (const CommandKind kind : {CommandKind::kPut, CommandKind::kFetch}) {
@@ -271,7 +160,7 @@ TEST(LinkLeases, LeasesOfLostHosts) {
     const uint64_t at = head.place(2);
     std::memset(head.there(1).find_leased(at, 64, 2), 2, 64);
     EXPECT_TRUE(head.there(1).return_lease(at, 2));
-    head.complete(2, token);
+    head.complete(2, token, 0, 64);
     pass_time(10'000'000);
     for (int i = 0; i < 3; ++i) {
       head[1].collect();
@@ -351,13 +240,15 @@ TEST(LinkLeases, RandomLeases) {
     const uint64_t at = came[{host, each.stamp}];
     std::byte* here = head.there(0).find_leased(at, each.value.size(), host);
     ASSERT_NE(here, nullptr);
+    const size_t half = each.value.size() / 2, from = host == 0 ? 0 : half,
+                 count = host == 0 ? half : each.value.size() - half;
     if (each.token.valid()) {
-      std::memcpy(here, each.value.data(), each.value.size());
+      std::memcpy(here + from, each.value.data() + from, count);
     } else {
       ASSERT_EQ(std::memcmp(here, each.value.data(), each.value.size()), 0);
     }
     ASSERT_TRUE(head.there(0).return_lease(at, host));
-    if (each.token.valid()) head.complete(host, each.token);
+    if (each.token.valid()) head.complete(host, each.token, from, count);
     std::erase(each.hosts, host);
   };
   head.hub.add_group(Head::kGroup, {0, 1});

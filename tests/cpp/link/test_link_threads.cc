@@ -120,8 +120,11 @@ TEST(LinkThreads, EchoesAndLeases) {
       }
       EXPECT_TRUE(arena.return_lease(command.lease_at, 0));
       const uint64_t answer = command.token != 0 ? command.token : command.handle;
-      const FutureDoneRecord done{{RecordKind::kFutureDone, 0, kClient}, answer, 0, 0};
-      outgoing.send(sizeof done, [&](std::byte* out) { std::memcpy(out, &done, sizeof done); });
+      const bool is_fetch = command.token != 0;
+      const FutureDoneRecord put{{RecordKind::kFutureDone, 0, kClient}, answer, 0, 0};
+      const FetchDoneRecord fetch{{RecordKind::kFetchDone, 0, kClient}, answer, 1, 0};
+      const Bytes done = is_fetch ? joined(fetch, BlockPiece{0, kBytes}) : joined(put);
+      outgoing.send(static_cast<uint32_t>(done.size()), [&](std::byte* out) { std::ranges::copy(done, out); });
       (void)outgoing.flush();
     }
   });
