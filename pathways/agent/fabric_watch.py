@@ -79,7 +79,7 @@ class FabricWatch:
                     secret=neighbours.secret,
                 )
             except (errors.PathwaysError, OSError) as error:
-                why = str(error)
+                why = str(error).partition(": is ")[0]  # what follows is advice about a controller
                 await asyncio.sleep(_AGAIN_S)
                 continue
             why, has_reached = await self._hear(sock, tell)

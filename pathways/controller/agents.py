@@ -149,12 +149,12 @@ class Agents:
             raise errors.ConnectError(
                 f"a machine called {identity.name} is in this cluster already: give this one another --name"
             )
+        neighbour = neighbour_of(identity, hello)
         island, hosts = self._places.take(hello, list(self._by_name.values()))
         there = identity.peer.rpartition(":")[0]
         ports = zip(hosts, hello["ports"], strict=True)
         secret = secrets.token_hex(16)  # CERT-1: see pathways/host/stream_sockets.py
         streams = {host: f"{identity.name}@{there}:{int(port)}#{secret}" for host, port in ports}
-        neighbour = neighbour_of(identity, hello)
         link = FarLink(self.hub.open_link(True, self.links.native), identity, lambda why: self.lose(agent, why))
         agent = AgentMachine(
             identity, island, streams, neighbour, link, self._native, self._options, self._controller_segment

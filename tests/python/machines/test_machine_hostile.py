@@ -178,10 +178,16 @@ def test_what_an_agent_brings_makes_no_sense(scene: Scene) -> None:
         ({"ports": long}, "the agent's ports make no sense"),
         ({"ports": [0]}, "the agent's ports make no sense"),
         ({"ports": [1 << 16]}, "the agent's ports make no sense"),
-        ({"ports": []}, "start the agent with --hosts 1"),
-        ({"island": 0}, "no place is free for island 0: the cluster has 3 islands, taken by {0: 'm"),
-        ({"island": long}, "no place is free for island"),
-        ({"island": [1]}, "no place is free for island '[1]'"),
+        ({"ports": []}, "the agent has 0 ports for 1 hosts"),
+        ({"island": "0"}, "island '0' has places for 0 hosts, and the agent brings 1: the others are taken by 0: m"),
+        ({"island": 0}, "is no name"),
+        ({"island": long}, "is no name"),
+        ({"island": [1]}, "the island '[1]' is no name"),
+        ({"fabric": "10.1.2.3"}, "the agent's fabric makes no sense: '10.1.2.3'"),
+        ({"fabric": "10.1.2.3:0"}, "the agent's fabric makes no sense"),
+        ({"fabric": "host.example:7"}, "the agent's fabric makes no sense"),
+        ({"fabric": long}, "the agent's fabric makes no sense"),
+        ({"fabric": [1]}, "the agent's fabric makes no sense"),
     ):
         with scene.log.says(words):
             assert words in refusal(lambda changes=changes: FalseAgent(scene.port, scene.host, **changes))
