@@ -1,10 +1,11 @@
 """One machine or far client behind a slow and lossy line, and one whose line is cut for 3 s while much goes over it.
 
-`networks.py` and `network_cuts.py` play all networks and cuts, for an hour. Without root and TUN devices, these tests
-are skipped.
+`networks.py` and `network_cuts.py` play all networks and cuts, for an hour, and `spread_islands.py` a hundred faults of
+an island over four machines. Without root and TUN devices, these tests are skipped.
 
 Map from label to test:
-    LINK-1  all
+    LINK-1  test_slow_and_lossy, test_a_short_cut
+    ORD-1, GANG-1, ERR-2  test_an_island_over_machines
 """
 
 from __future__ import annotations
@@ -52,3 +53,10 @@ def test_slow_and_lossy(side: str) -> None:
 def test_a_short_cut(side: str, way: str) -> None:
     """Of 3 s, at 1.5 Mbit/s and 50 ms: nothing is lost."""
     play("network_cuts.py", "--seconds", "3", "--sides", side, "--ways", way)
+
+
+@pytest.mark.sampled(0.5)
+@pytest.mark.parametrize("seed", [os.environ.get("PATHWAYS_TEST_SEED", "1")])
+def test_an_island_over_machines(seed: str) -> None:
+    """Gangs of four clients, crossed at random, while lines change and are cut, and then while machines are lost."""
+    play("spread_islands.py", "--seconds", "20", "--faults", "8", "--seed", seed)
