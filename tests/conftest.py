@@ -11,8 +11,8 @@
   say how many were played.
 * `PATHWAYS_KIND` plays `cluster`'s tests on one kind alone: `agents`, hosts that machine agents bring; `far`, the same
   with this process as a client on another machine; `spread`, the same with each host on a machine of its own; or
-  `namespaces`, the same as `far` on machines that are network namespaces. Where nobody can make namespaces, this is
-  `far`.
+  `namespaces`, the same as `far` on machines that are network namespaces; `two_machines` and `four_machines`, one
+  island over so many of these. Where nobody can make namespaces, these three are `far`.
 * `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
   adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
   one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
@@ -62,7 +62,7 @@ hypothesis.settings.load_profile("pathways")
 _stderr_fd = -1
 _no_namespaces = ""  # why machines are not namespaces, though that was asked for
 KIND = "PATHWAYS_KIND"
-NAMESPACES = "namespaces"
+NAMESPACES = ("namespaces", "two_machines", "four_machines")
 MACHINES: pytest.StashKey[Any] = pytest.StashKey()
 #: How many tests this process plays, and of how many.
 COUNTS: pytest.StashKey[tuple[int, int]] = pytest.StashKey()
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us in the background says so
         signal.signal(signal.SIGINT, signal.default_int_handler)  # and Ctrl-C is tested
     sampling.set_up()
-    if os.environ.get(KIND) == NAMESPACES:
+    if os.environ.get(KIND) in NAMESPACES:
         _move_to_a_machine(config)
 
 
@@ -100,7 +100,7 @@ def pytest_report_header() -> list[str]:
     """Says how to draw the same tests again, and where machines are not what was asked for."""
     lines = [sampling.header()]
     if _no_namespaces:
-        lines.append(f"{KIND}={NAMESPACES}: {_no_namespaces}, so machines are addresses of 127.0.0.0/8")
+        lines.append(f"{KIND}={os.environ[KIND]}: {_no_namespaces}, so machines are addresses of 127.0.0.0/8")
     return lines
 
 
@@ -143,7 +143,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not has_mark("one_island") and not has_mark("one_process"):
         kinds.append("islands")
     if only := os.environ.get(KIND):
-        kinds = ["far" if only == NAMESPACES and _no_namespaces else only]
+        kinds = ["far" if only in NAMESPACES and _no_namespaces else only]
     values = [pytest.param(kind, marks=() if kind == "embedded" else pytest.mark.slow) for kind in kinds]
     metafunc.parametrize("kind_of_cluster", values, scope="function")
 
@@ -211,6 +211,8 @@ CLUSTERS: dict[str, dict[str, int] | None] = {
     "far": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
     "spread": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2, "machines_per_island": 2},
     "namespaces": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
+    "two_machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 2, "machines_per_island": 2},
+    "four_machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 2, "machines_per_island": 4},
 }
 
 
@@ -223,7 +225,7 @@ def sessions(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Any]]:
     machines: list[Any] = []
 
     def start(name: str, shape: Any) -> Any:
-        if name == NAMESPACES:
+        if name in NAMESPACES:
             from namespace_cluster import NamespaceCluster
 
             return NamespaceCluster(pytestconfig.stash[MACHINES].network, **shape)
@@ -233,7 +235,7 @@ def sessions(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Any]]:
 
     def connect(name: str) -> Any:
         shape = CLUSTERS[name]
-        if name in ("agents", "far", "spread", NAMESPACES):
+        if name in ("agents", "far", "spread", *NAMESPACES):
             if not machines or not machines[0].is_alive():
                 for each in machines:
                     each.close()
@@ -282,30 +284,6 @@ def machines_cluster(sessions: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture
-def agents_cluster(sessions: Callable[[str], Any]) -> Any:
-    """Hosts that two machine agents brought over the network: two islands, two hosts each, two devices each."""
-    return sessions("agents")
-
-
-@pytest.fixture
-def far_cluster(sessions: Callable[[str], Any]) -> Any:
-    """The same, of which this process is a client on another machine."""
-    return sessions("far")
-
-
-@pytest.fixture
-def spread_cluster(sessions: Callable[[str], Any]) -> Any:
-    """The same, with each host on a machine of its own: an island lies on two."""
-    return sessions("spread")
-
-
-@pytest.fixture
-def namespaces_cluster(sessions: Callable[[str], Any]) -> Any:
-    """The same on machines that are network namespaces, with `PATHWAYS_KIND=namespaces` only."""
-    return sessions("namespaces")
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, kind_of_cluster: str) -> Any:
+def cluster(sessions: Callable[[str], Any], kind_of_cluster: str) -> Any:
     """A connected cluster, of each kind in turn: see `pytest_generate_tests`."""
-    return request.getfixturevalue(f"{kind_of_cluster}_cluster")
+    return sessions(kind_of_cluster)

@@ -24,7 +24,8 @@ from pathways.transport.connection import Connection, Parser
 from pathways.transport.loop import Loop
 from pathways.trust import Identity, Port, Renewal, Role, dial_answered
 
-#: The first call comes through within this time, in seconds. The other machine may hear of its neighbours later.
+#: The first call begins within this time, in seconds, and takes no longer. The other machine may hear of its neighbours
+#: later.
 REACH_S = 10.0
 _AGAIN_S = 0.2
 _PURPOSE = "fabric"
@@ -75,7 +76,7 @@ class FabricWatch:
                     self._credentials,
                     _PURPOSE,
                     expects=Role.HOST,
-                    timeout_s=give_up - loop.time(),
+                    timeout_s=REACH_S,
                     secret=neighbours.secret,
                 )
             except (errors.PathwaysError, OSError) as error:

@@ -85,7 +85,7 @@ def _show(stats: StatsReply) -> None:
         devices, load = host.devices, stats.device_load
         span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
         hosts.add_row(
-            *([str(host.machine)] if several else []),
+            *([host.machine_name or str(host.machine)] if several else []),
             str(host.island),
             str(host.host),
             str(host.pid),
@@ -126,13 +126,16 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
     if not stats.machines:
         return
     traffic = ("sent", "received", "waits here", "round trip")
-    table = Table("machine", "island", "address", "link", *traffic, "for", box=None)
+    has_fabric = any(machine.fabric for machine in stats.machines)
+    fabric = ["fabric, not encrypted"] if has_fabric else []
+    table = Table("machine", "island", "address", "link", *fabric, *traffic, "for", box=None)
     for machine in stats.machines:
         table.add_row(
             machine.name,
-            str(machine.island),
+            machine.island_name,
             machine.address,
             "TLS 1.3" if machine.is_encrypted else "[bold red]not encrypted[/]",
+            *([machine.fabric or "-"] if has_fabric else []),
             bytes_text(machine.bytes_out),
             bytes_text(machine.bytes_in),
             f"{bytes_text(machine.kept_bytes)} of {bytes_text(machine.most_kept_bytes)}",

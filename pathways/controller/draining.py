@@ -124,7 +124,8 @@ class Draining:
                 )
             return _Target(f"island {request.island}", topology.islands[request.island], request.island)
         machine = self._cluster.agents.called(request.machine)
-        return _Target(f"machine {request.machine}", machine.hosts, machine.island, machine)
+        hosts = topology.islands[machine.island]  # which all end with the machine
+        return _Target(f"machine {request.machine}", hosts, machine.island, machine)
 
     # -- moving ------------------------------------------------------------------------------------------------------
 

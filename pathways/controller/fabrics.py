@@ -26,6 +26,8 @@ from pathways.trust.identity import printable
 
 #: When a machine falls silent, the others say so within this time, in seconds: the one that most of them mean is gone.
 JUDGE_S = 0.5
+#: All machines have said whether they reach each other within this time, in seconds (see `REACH_S` of the watch).
+SAY_S = 25.0
 _MOST_ERROR = 256  # characters of what a machine says
 
 
@@ -76,7 +78,16 @@ class Fabrics:
             others = [other.neighbour for other in machines if other is not machine]
             told = pb.Neighbours(number=watch.number, secret=secret, first=first, others=others)
             machine.requests.put_nowait(pb.AgentRequest(neighbours=told))
+        asyncio.get_running_loop().call_later(SAY_S, self._late, watch)
         return watch
+
+    def _late(self, watch: _Watch) -> None:
+        """Who has not said by now what it sees is no machine for an island."""
+        if not watch.whole.done():
+            pairs = itertools.permutations((machine.name for machine in watch.machines), 2)
+            late = [pair for pair in pairs if pair not in watch.reached | watch.faults.keys()]
+            watch.faults.update(dict.fromkeys(late, f"it did not say within {SAY_S:g} s whether it is there"))
+            self._judge(watch)
 
     def lost(self, machine: AgentMachine, why: str) -> None:
         """A machine is lost."""

@@ -55,6 +55,8 @@ class StartedHost(Protocol):
 class Machine(Protocol):
     """What runs hosts."""
 
+    #: For people; empty: it is the controller's own.
+    name: str
     #: Its hosts map the segments of this process, and of each other.
     shares_memory: bool
 
@@ -129,6 +131,7 @@ class NoProcess:
 class FreePlace:
     """Stands for the machine of a place that no machine has."""
 
+    name = "-"
     logs = None
     shares_memory = False
 

@@ -1,7 +1,7 @@
 """Which hosts' places an agent gets when it joins: see `machines.py` for what a place is.
 
-An island has the name that its first agent gave it, else its number. It keeps the name when its machines are lost, so
-that they find it again, until another name needs an island.
+An island has a number, and the name that its first agent gave it, if any. It keeps the name when its machines are lost,
+so that they find it again, until another name needs an island.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class Places:
             )
         if not isinstance(asked, str) or len(asked) > _MOST_NAME:
             raise errors.ConnectError(f"the island {printable(asked)} is no name")
-        number = next((number for number in range(len(free)) if self.name_of(number) == asked), None)
+        number = int(asked) if asked.isdecimal() and asked.isascii() else None
+        if number is None:
+            number = next((number for number, name in self._names.items() if name == asked), None)
+        elif number >= len(free):
+            raise errors.ConnectError(f"no island {asked}: the cluster has islands 0..{len(free) - 1}")
         if number is not None:
             if len(free[number]) >= count:
                 return number

@@ -287,6 +287,7 @@ class ControllerService(rpc.ControllerServicer):
                 pid=host.process.pid,
                 resident_bytes=host.process.resident_bytes(),
                 machine=topology.machine_of(host.number),
+                machine_name=self._cluster.placement.of(host.number).name,
                 devices=host.config.devices,
                 counts=counted,
                 restarts=max(0, host.incarnation),

@@ -18,6 +18,7 @@ from pathways.process.host_processes import HostProcess, HostProcesses
 class ThisMachine(HostProcesses):
     """See `machines.Machine`. Belongs to the main thread: see `HostProcesses`."""
 
+    name = ""
     shares_memory = True
 
     def __init__(self, config: ControllerConfig, native: Any, fail: Callable[[errors.PathwaysError], object]) -> None:

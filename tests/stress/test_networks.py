@@ -55,8 +55,7 @@ def test_a_short_cut(side: str, way: str) -> None:
     play("network_cuts.py", "--seconds", "3", "--sides", side, "--ways", way)
 
 
-@pytest.mark.sampled(0.5)
-@pytest.mark.parametrize("seed", [os.environ.get("PATHWAYS_TEST_SEED", "1")])
-def test_an_island_over_machines(seed: str) -> None:
-    """Gangs of four clients, crossed at random, while lines change and are cut, and then while machines are lost."""
-    play("spread_islands.py", "--seconds", "20", "--faults", "8", "--seed", seed)
+def test_an_island_over_machines() -> None:
+    """Gangs of four clients, crossed at random, while lines change and are cut, and then while machines are lost. The
+    script prints its seed."""
+    play("spread_islands.py", "--seconds", "20", "--faults", "8")

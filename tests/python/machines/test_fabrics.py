@@ -85,7 +85,7 @@ def test_both_reach_each_other_and_one_goes(tmp_path: pathlib.Path) -> None:
 
 
 def test_who_has_another_word_is_not_reached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_watch, "REACH_S", 1.0)
+    monkeypatch.setattr(fabric_watch, "REACH_S", 3.0)
 
     async def scene(ends: Ends) -> None:
         ends.watch(0)

@@ -31,6 +31,8 @@ import pathways as pw
 from pathways import errors
 from pathways.agent.fabric import find_fabric, own_addresses
 from pathways.cluster.agent_launcher import AgentHandle
+from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.operator import drain
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +46,20 @@ def machines() -> Iterator[MachineCluster]:
         yield cluster
 
 
-def whole(cluster: Any, island: int) -> Any:
+def whole(cluster: Any, name: str) -> Any:
     """A slice of all devices of an island."""
     devices = pw.make_virtual_device_set(cluster)
-    return devices.add_slice(shape=(2, 2), axis_names=("x", "y"), island=island)
+    return devices.add_slice(shape=(2, 2), axis_names=("x", "y"), island=number_of(cluster, name))
+
+
+def number_of(cluster: Any, name: str) -> int:
+    """The number of an island."""
+    return next(int(each["island"]) for each in cluster.stats()["machines"] if each["island_name"] == name)
+
+
+def a_machine_of(cluster: Any, island: str) -> str:
+    """The name of one."""
+    return max(each["name"] for each in cluster.stats()["machines"] if each["island_name"] == island)
 
 
 def agent_of(machines: MachineCluster, name: str) -> psutil.Process:
@@ -77,7 +89,7 @@ def test_arrays_of_every_sharding(machines: MachineCluster, is_far: bool) -> Non
     shapes = [(4, 4), (8, 12), (64, 1028), (0, 4), (1, 8), (260, 8, 16)]
     dtypes = [np.float32, np.int8, np.bool_, ml_dtypes.bfloat16, np.complex64]
     with machines.connect_far() if is_far else machines.connect() as cluster:
-        there = whole(cluster, 1)
+        there = whole(cluster, "pod1")
         total = pw.jit(lambda x: jnp.sum(x.astype(jnp.float32)), devices=there)
         for spec in specs:
             for shape in shapes:
@@ -100,20 +112,19 @@ def test_a_lost_machine_and_one_that_takes_its_place(machines: MachineCluster) -
     """All hosts of its island are lost; the error names the machine; another island goes on. Another machine takes the
     place, and the island starts again."""
     with machines.connect() as cluster:
-        here, there = whole(cluster, 0), whole(cluster, 1)
+        here, there = whole(cluster, "pod0"), whole(cluster, "pod1")
         calls = [pw.jit(lambda x: x + jnp.sum(x), devices=each) for each in (here, there)]
         x = np.arange(8, dtype=np.float32)
         kept = [call(x) for call in calls]
         for each in kept:
             np.testing.assert_array_equal(np.asarray(each), x + x.sum())
-        island = {each["name"]: each["island"] for each in cluster.stats()["machines"]}
-        lost = next(name for name in sorted(island, reverse=True) if island[name] == 1)
+        lost = a_machine_of(cluster, "pod1")
         os.kill(agent_of(machines, lost).pid, signal.SIGKILL)
         with pytest.raises(pw.errors.HostLostError, match=f"machine, {lost}"):
             while True:
                 np.asarray(calls[1](x))
         np.testing.assert_array_equal(np.asarray(calls[0](kept[0])), x + x.sum() + (x + x.sum()).sum())
-        eventually(lambda: states(cluster) == ["up", "up", "lost", "lost"], "the island waits for a machine")
+        eventually(lambda: sorted(states(cluster)) == ["lost", "lost", "up", "up"], "the island waits for a machine")
         machines.agents[lost].close()
         machines.start_agent("other", island="pod1", fabric="127.0.0.1").wait_joined(60)
         eventually(lambda: states(cluster) == ["up"] * 4, "the island is back")
@@ -125,12 +136,12 @@ def test_a_lost_machine_and_one_that_takes_its_place(machines: MachineCluster) -
 def test_a_killed_host(machines: MachineCluster) -> None:
     """Its machine stays, and so does the other one of the island, whose host starts again, too."""
     with machines.connect() as cluster:
-        there = whole(cluster, 1)
+        there = whole(cluster, "pod1")
         call = pw.jit(lambda x: x + jnp.sum(x), devices=there)
         x = np.arange(8, dtype=np.float32)
         np.testing.assert_array_equal(np.asarray(call(x)), x + x.sum())
         before = {host["pid"] for host in cluster.stats()["hosts"]}
-        name = next(each["name"] for each in cluster.stats()["machines"] if each["island"] == 1)
+        name = a_machine_of(cluster, "pod1")
         for host in hosts_of(agent_of(machines, name)):
             host.kill()
 
@@ -143,6 +154,25 @@ def test_a_killed_host(machines: MachineCluster) -> None:
         eventually(is_right, "the island is back")
         assert len(before & {host["pid"] for host in cluster.stats()["hosts"]}) == 2
         assert len(cluster.stats()["machines"]) == 4
+
+
+def test_a_machine_leaves(machines: MachineCluster) -> None:
+    """`drain` of one machine moves what lies on its island, also on the other machine, whose hosts end with it."""
+    with machines.connect() as cluster:
+        there = whole(cluster, "pod1")
+        x = pw.device_put(np.arange(8, dtype=np.float32), there, P("x"))
+        there_too = pw.make_virtual_device_set(cluster).add_slice(devices=1, island=number_of(cluster, "pod1"))
+        y = pw.device_put(np.float32(7), there_too)
+        name = a_machine_of(cluster, "pod1")
+        drain(machines.address + "/control.sock", DrainTarget.of(machine=name), 60.0, False)
+        np.testing.assert_array_equal(np.asarray(x), np.arange(8))
+        assert np.asarray(y) == 7
+        assert {device.island for each in (there, there_too) for device in each.devices} == {number_of(cluster, "pod0")}
+        eventually(lambda: sorted(states(cluster)) == ["lost", "lost", "up", "up"], "the machine has left")
+        assert len(cluster.stats()["machines"]) == 3
+        machines.agents[name].close()
+        machines.start_agent("next", island="pod1", fabric="127.0.0.1").wait_joined(60)
+        eventually(lambda: states(cluster) == ["up"] * 4, "the island is back")
 
 
 def test_collectives_use_the_fabric_alone() -> None:
@@ -172,6 +202,7 @@ def test_collectives_use_the_fabric_alone() -> None:
         ({"hosts": 2, "island": "full", "fabric": FABRIC}, "has places for 1 hosts, and the agent brings 2.*full: one"),
         ({"hosts": 2, "island": "other"}, "no place is free for an island 'other'.*full: one"),
         ({"hosts": 2}, "no place is free for the agent"),
+        ({"hosts": 2, "island": "7"}, r"no island 7: the cluster has islands 0\.\.0"),
         ({"hosts": 1, "island": "a/b", "fabric": FABRIC}, "a name is 1 to 64 letters"),
         ({"hosts": 1, "island": "full", "fabric": "192.0.2.1"}, "this machine has no address on the fabric 192.0.2.1"),
         (
