@@ -1,4 +1,6 @@
-"""`python -m benchmarks.dispatch`: the paper's Figure 5: `pathways bench dispatch`, with Ray beside it."""
+"""`python -m benchmarks.dispatch`: the paper's Figure 5: `pathways bench dispatch`, with Ray beside it. With
+`--systems pathways,pathways-machines` also an island whose hosts are on machines of their own (loopback addresses).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ RAY = {
     "ray": "benchmarks.rivals.ray_actors:RayActors",
     "ray-graph": "benchmarks.rivals.ray_graph:RayGraph",
 }
+MACHINES = {"pathways-machines": "benchmarks.machines.systems:OverMachines"}
 GOALS = (
     *dispatch.GOALS,
     Goal("OpByOp", False, "ray", 20.0, ((2, 1),)),
@@ -29,7 +32,7 @@ class Settings(dispatch.Settings):
     rivals: tuple[str, ...] = option(("jax", *RAY), "Whom to measure beside it; may be empty.")
 
 
-run = functools.partial(dispatch.run, known=SYSTEMS | RAY, goals=GOALS)
+run = functools.partial(dispatch.run, known=SYSTEMS | RAY | MACHINES, goals=GOALS)
 command = as_command("dispatch", Settings, run, dispatch.picture, text=dispatch.run.__doc__)
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A cluster whose hosts are brought by machine agents, all on this machine: what a bench between machines measures.
 
-The controller listens at a loopback address. Each agent joins with a token of its own and brings one island, so the
-bytes take the ways that they take between machines; only the wire between the machines is missing.
+The controller listens at a loopback address. Each agent joins with a token of its own and brings one island, or one
+host of an island of all of them. So the bytes take the ways that they take between machines; only the wire between the
+machines is missing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ class AgentsCluster:
     connection, when all devices are there.
     """
 
-    def __init__(self, machines: int, devices: int = 1, *, is_encrypted: bool = True) -> None:
+    def __init__(
+        self, machines: int, devices: int = 1, *, is_encrypted: bool = True, is_one_island: bool = False
+    ) -> None:
         self._machines = machines
+        self._is_one_island = is_one_island
         self._devices = devices
         self._is_encrypted = is_encrypted
         self._stack = contextlib.ExitStack()
@@ -44,7 +48,8 @@ class AgentsCluster:
 
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pathways-bench-"))
         listening = Listening("127.0.0.1:0", os.path.join(folder, "authority"), not self._is_encrypted)
-        handle = start_local_cluster(self._machines, 1, self._devices, platform="cpu", listen=listening)
+        shape = (1, self._machines) if self._is_one_island else (self._machines, 1)
+        handle = start_local_cluster(*shape, self._devices, platform="cpu", listen=listening)
         stack.callback(handle.close)
         tokens = Tokens(authority_folder(handle.directory))
         agents = []
@@ -56,6 +61,8 @@ class AgentsCluster:
                 name=f"machine{number}",
                 devices_per_host=self._devices,
                 platform="cpu",
+                island="all" if self._is_one_island else None,
+                fabric="127.0.0.1" if self._is_one_island else None,
             )
             stack.callback(agent.close)
             agents.append(agent)

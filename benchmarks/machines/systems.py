@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.machines.agents import AgentsCluster
 from benchmarks.rivals import bare
 from pathways.bench.processes import Child
+from pathways.bench.systems.pathways_cluster import PathwaysCluster
 from pathways.bench.transfer_systems import JaxTransfer, Pathways, timed
 from pathways.bench.turns import Turns
 
@@ -31,6 +32,15 @@ def _cluster(kind: str, machines: int, devices: int) -> Any:
     if kind == "one":
         return pw.connect(pw.LocalCluster(islands=machines, hosts_per_island=1, devices_per_host=devices))
     return AgentsCluster(machines, devices, is_encrypted=kind == "tls")
+
+
+class OverMachines(PathwaysCluster):
+    """One island, each of its hosts on a machine of its own."""
+
+    name = "pathways-machines"
+
+    def _connected(self, hosts: int, devices: int) -> Any:
+        return AgentsCluster(hosts, devices, is_one_island=True)
 
 
 class Transfers(Pathways):

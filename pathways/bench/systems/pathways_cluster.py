@@ -25,18 +25,18 @@ class PathwaysCluster(System):
         self._slice: Any = None
         self._functions: dict[Workload, Callable[[Any], Any]] = {}
 
-    def _target(self, hosts: int, devices: int) -> Any:
+    def _connected(self, hosts: int, devices: int) -> Any:
+        """A context manager of the cluster."""
         import pathways as pw
 
-        return pw.LocalCluster(islands=1, hosts_per_island=hosts, devices_per_host=devices)
+        return pw.connect(pw.LocalCluster(islands=1, hosts_per_island=hosts, devices_per_host=devices))
 
     def start(self, hosts: int, devices: int) -> None:
         """See `System`."""
         import pathways as pw
 
-        self._cluster = pw.connect(self._target(hosts, devices))
-        self._cluster.__enter__()
-        devices_set = pw.make_virtual_device_set()
+        self._cluster = self._connected(hosts, devices)
+        devices_set = pw.make_virtual_device_set(self._cluster.__enter__())
         self._slice = devices_set.add_slice(shape=(hosts * devices,), axis_names=(AXIS,))
 
     def _load(self, workload: Workload) -> tuple[Callable[[Any], Any], Any]:
@@ -97,9 +97,11 @@ class PathwaysEmbedded(PathwaysCluster):
     name = "pathways-embedded"
     max_hosts = 1
 
-    def _target(self, hosts: int, devices: int) -> Any:
+    def _connected(self, hosts: int, devices: int) -> Any:
         import jax
+
+        import pathways as pw
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-        return None
+        return pw.connect(None)
