@@ -107,7 +107,7 @@ class IslandHosts:
             report: tells the controller of a host.
             ports: where the hosts receive network transfers, in their order.
             credentials: the file of the machine's credentials, for these; empty: they are not encrypted.
-            fabric: what the hosts' collectives use; None: they do not leave the machine.
+            fabric: what collectives with hosts of other machines use.
             rendezvous: where the hosts meet those of their island's other machines.
         """
         self._directory = directory
@@ -120,7 +120,7 @@ class IslandHosts:
         self._report = report
         self._ports = ports
         self._credentials = credentials
-        self._fabric = fabric
+        self._fabric = fabric if len(here) < options.hosts_per_island else None  # else they are all here
         self._rendezvous = rendezvous
         self._coordinator = ""  # where the present group meets
         self._listen = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
