@@ -146,7 +146,7 @@ def processes(cluster: Any, kind: str) -> list[psutil.Process]:
     """This process, the hosts and the controller."""
     stats = cluster.stats()
     pids = [part["pid"] for part in [*stats["hosts"], stats["controller"]] if "pid" in part]
-    if kind != "namespaces":
+    if kind not in ("namespaces", "two_machines", "four_machines"):
         return [psutil.Process(), *(psutil.Process(pid) for pid in pids)]
     # A pid counts on its own machine. All machines' processes are descendants of this one.
     descendants = psutil.Process().children(recursive=True)
