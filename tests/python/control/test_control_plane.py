@@ -325,6 +325,8 @@ def test_whose_a_call_is_says_its_connection(shared: LocalClusterHandle, control
         assert said.pop(name).startswith(f"SliceError: no slice {binding.slice_id} of this client"), name
     assert said.pop("another's program").startswith(f"PlanError: no program {number} of this client")
     assert said.pop("another's program forgotten") == "None"  # nothing of its own has that number
+    # Who joins a second time has lost its connection by that.
+    assert said.pop("a second joining").startswith("ControllerLostError")
     for name, answer in said.items():
         assert answer.startswith("PermissionDeniedError"), (name, answer)
     stats = stats_with_notes(control)
