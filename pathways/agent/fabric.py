@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import array
 import fcntl
+import hmac
 import ipaddress
 import socket
 import struct
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from pathways import errors
+from pathways.trust import Identity
 
 _SIOCGIFCONF = 0x8912  # linux/sockios.h
 _IFREQ_BYTES = 40
@@ -81,3 +84,9 @@ def own_addresses() -> list[Fabric]:
         interface = entry[:16].partition(b"\0")[0].decode().partition(":")[0]
         found.append(Fabric(socket.inet_ntoa(entry[20:24]), interface))
     return found
+
+
+def check_neighbour(identity: Identity, hello: Mapping[str, Any], secret: str) -> None:
+    """Raises `PermissionDeniedError`: the caller does not know the secret of this island; empty: there is none now."""
+    if not secret or not hmac.compare_digest(str(hello.get("secret", "")).encode(), secret.encode()):
+        raise errors.PermissionDeniedError(f"{identity.name} is no machine of this island")

@@ -11,13 +11,12 @@ Belongs to the agent's event loop; the port and the transport's loop have thread
 from __future__ import annotations
 
 import asyncio
-import hmac
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathways import errors
-from pathways.agent.fabric import Fabric
+from pathways.agent.fabric import Fabric, check_neighbour
 from pathways.protocol import agent_pb2 as pb
 from pathways.transport import HEARTBEAT_S, SILENCE_S
 from pathways.transport.connection import Connection, Parser
@@ -76,6 +75,7 @@ class FabricWatch:
                     self._credentials,
                     _PURPOSE,
                     expects=Role.HOST,
+                    machine=machine.name,
                     timeout_s=REACH_S,
                     secret=neighbours.secret,
                 )
@@ -89,38 +89,35 @@ class FabricWatch:
     async def _hear(self, sock: socket.socket, tell: Callable[[], None]) -> tuple[str, bool]:
         """Talks over a connection until it ends. Returns why it did, and whether the other end has answered."""
         loop = asyncio.get_running_loop()
-        heard, ended = asyncio.Event(), loop.create_future()
+        answered, ended = asyncio.Event(), loop.create_future()
 
-        def on_heard() -> None:
-            loop.call_soon_threadsafe(heard.set)
+        def on_beat() -> None:
+            loop.call_soon_threadsafe(answered.set)
 
         def on_end(why: str) -> None:
             loop.call_soon_threadsafe(ended.set_result, why)
 
-        connection = Connection(self._transport, sock, on_end, parse=_each_beat(on_heard), silence_s=SILENCE_S)
+        connection = Connection(self._transport, sock, on_end, parse=_each_beat(on_beat), silence_s=SILENCE_S)
         connection.start()
         try:
-            answered = asyncio.ensure_future(heard.wait())
-            while not ended.done():
-                connection.send(_BEAT)
-                await asyncio.wait([ended, answered], return_when=asyncio.FIRST_COMPLETED)
-                if answered.done():
-                    tell()
-                    break
+            connection.send(_BEAT)
+            first = asyncio.ensure_future(answered.wait())
+            await asyncio.wait([ended, first], return_when=asyncio.FIRST_COMPLETED)
+            first.cancel()
+            if answered.is_set():
+                tell()
             while not ended.done():
                 await asyncio.wait([ended], timeout=HEARTBEAT_S)
                 connection.send(_BEAT)
-            return ended.result(), answered.done()
+            return ended.result(), answered.is_set()
         finally:
-            answered.cancel()
             connection.end()
             sock.close()
 
     # -- threads of the port and of the transport's loop --------------------------------------------------------------
 
     def _admit(self, identity: Identity, hello: dict[str, Any]) -> Mapping[str, Any]:
-        if not self._secret or not hmac.compare_digest(str(hello.get("secret", "")).encode(), self._secret.encode()):
-            raise errors.PermissionDeniedError(f"{identity.name} is no machine of this island")
+        check_neighbour(identity, hello, self._secret)
         return {}
 
     def _answer(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:

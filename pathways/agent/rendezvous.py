@@ -9,20 +9,18 @@ Belongs to the agent's event loop; the agent's port and the tunnels have threads
 
 from __future__ import annotations
 
-import hmac
 import os
 import socket
-import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
+from pathways.agent.fabric import check_neighbour
 from pathways.protocol import agent_pb2 as pb
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels, TunnelServer
 from pathways.trust import Identity, Port, Renewal, Role, dial_answered
-from pathways.trust.identity import identity_of
 
 _PURPOSE = "rendezvous"
 #: The agent of the first host may hear later than the others that the island starts.
@@ -88,9 +86,7 @@ class Rendezvous:
 
     def _admit(self, identity: Identity, hello: dict[str, Any]) -> Mapping[str, Any]:
         secret, path = self._serves
-        said = str(hello.get("secret", ""))
-        if not secret or not hmac.compare_digest(said.encode(), secret.encode()):
-            raise errors.PermissionDeniedError(f"{identity.name} is no machine of this island")
+        check_neighbour(identity, hello, secret)
         if os.path.basename(path) != f"island-{hello.get('incarnation')}.sock":
             raise errors.ConnectError("the group that the caller means does not meet here now")
         return {}
@@ -108,21 +104,12 @@ class Rendezvous:
                     self._credentials,
                     _PURPOSE,
                     expects=Role.HOST,
+                    machine=first.name,
                     secret=secret,
                     incarnation=incarnation,
                 )
-                _check_name(connection, first.name)
                 return connection
             except (errors.PathwaysError, OSError):
                 if self._server is None or time.monotonic() > until:
                     raise
                 time.sleep(_AGAIN_S)
-
-
-def _check_name(connection: socket.socket, name: str) -> None:
-    """Raises `PermissionDeniedError`: another machine answers there."""
-    if isinstance(connection, ssl.SSLSocket):
-        found = identity_of(connection.getpeercert(True) or b"")
-        if found is None or found.name != name:
-            connection.close()
-            raise errors.PermissionDeniedError(f"machine {name} was called, and another one answered")

@@ -14,6 +14,7 @@ import collections
 import ipaddress
 import itertools
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from pathways.trust.identity import printable
 JUDGE_S = 0.5
 #: All machines have said whether they reach each other within this time, in seconds (see `REACH_S` of the watch).
 SAY_S = 25.0
+#: A machine that does not fit leaves within this time, in seconds; else it counts as lost.
+LEAVE_S = 2.0
 _MOST_ERROR = 256  # characters of what a machine says
 
 
@@ -125,8 +128,10 @@ class Fabrics:
         if watch.whole.done():
             culprit.link.on_lost(why)
         else:
+            print(f"the agent {culprit.name} does not fit into its island: {why}", file=sys.stderr, flush=True)
             culprit.let_go(f"this machine cannot be in its island: {why}. Does a firewall let the fabric through?")
-            watch.fail(why)
+            # The start fails when its place is free, and not before: it would fail again, and the others with it.
+            asyncio.get_running_loop().call_later(LEAVE_S, lambda: culprit.link.on_lost(why))
 
 
 def neighbour_of(identity: Identity, hello: Mapping[str, Any]) -> pb.Neighbours.Machine:

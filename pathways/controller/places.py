@@ -14,6 +14,8 @@ from pathways.controller.machines import Placement
 from pathways.plan.topology import Topology
 from pathways.trust.identity import printable
 
+_MOST_NAME = 64  # letters
+
 
 class Holder(Protocol):
     """An agent that has places, or is about to."""
@@ -78,19 +80,7 @@ class Places:
     def _island(self, asked: Any, count: int, free: Sequence[Sequence[int]], taken: Mapping[int, str]) -> int:
         whole = [number for number, hosts in enumerate(self._topology.islands) if len(free[number]) == len(hosts)]
         unnamed = [number for number in whole if number not in self._names]
-        if asked is None:
-            if unnamed or whole:
-                return self._named(None, (unnamed or whole)[0])
-            raise errors.ConnectError(
-                f"no place is free for the agent: the cluster has {len(free)} islands, taken by {self._told(taken)}"
-            )
-        if not isinstance(asked, str) or len(asked) > _MOST_NAME:
-            raise errors.ConnectError(f"the island {printable(asked)} is no name")
-        number = int(asked) if asked.isdecimal() and asked.isascii() else None
-        if number is None:
-            number = next((number for number, name in self._names.items() if name == asked), None)
-        elif number >= len(free):
-            raise errors.ConnectError(f"no island {asked}: the cluster has islands 0..{len(free) - 1}")
+        number = None if asked is None else self._number_of(asked)
         if number is not None:
             if len(free[number]) >= count:
                 return number
@@ -101,9 +91,21 @@ class Places:
         if unnamed or whole:
             return self._named(asked, (unnamed or whole)[0])
         raise errors.ConnectError(
-            f"no place is free for an island {printable(asked)}: the cluster has {len(free)} islands, taken by "
-            f"{self._told(taken)}"
+            f"no place is free for {'the agent' if asked is None else f'an island {printable(asked)}'}: the cluster "
+            f"has {len(free)} islands, taken by {self._told(taken)}"
         )
+
+    def _number_of(self, asked: Any) -> int | None:
+        """The island of that number or name; None: there is none of that name."""
+        if not isinstance(asked, str) or len(asked) > _MOST_NAME:
+            raise errors.ConnectError(f"the island {printable(asked)} is no name")
+        if asked.isdecimal() and asked.isascii():
+            if int(asked) >= len(self._topology.islands):
+                raise errors.ConnectError(
+                    f"no island {asked}: the cluster has islands 0..{len(self._topology.islands) - 1}"
+                )
+            return int(asked)
+        return next((number for number, name in self._names.items() if name == asked), None)
 
     def _named(self, name: str | None, island: int) -> int:
         self._names.pop(island, None)
@@ -119,9 +121,6 @@ class Places:
             for number in islands
         }
         return "; ".join(f"{name}: {', '.join(names) or 'nobody'}" for name, names in found.items())
-
-
-_MOST_NAME = 64
 
 
 def _check_release(hello: Mapping[str, Any], topology: Topology) -> None:

@@ -34,6 +34,7 @@ from pathways.transport.callers import Caller, Callers, Steps, received, sent
 from pathways.transport.connection import Connection
 from pathways.trust.address import Address
 from pathways.trust.credentials import Credentials
+from pathways.trust.dialing import check_machine
 from pathways.trust.identity import Identity, Role, identity_of, server_name
 from pathways.trust.refusals import RefusalLog
 
@@ -151,12 +152,7 @@ def _open(there: StreamAddress, secret: str, own: Credentials | None, number: by
         _watch(connection)
         if own is not None:
             connection = own.client_context().wrap_socket(connection, server_hostname=server_name(Role.HOST))
-            found = _identity(connection)  # CERT-1: any machine with hosts has a certificate for that
-            if found is None or found.name != there.machine:
-                raise errors.PermissionDeniedError(
-                    f"machine {there.machine} is expected at {there.address}, and {found} answers there: look at the "
-                    "addresses of both machines, and who listens there"
-                )
+            check_machine(connection, there.machine, there.address)
         connection.sendall(_HELLO.pack(_MAGIC, number, which, secret.encode()))
     except BaseException:
         connection.close()

@@ -16,7 +16,7 @@ from pathways.trust.address import Address
 from pathways.trust.credentials import HasCredentials
 from pathways.trust.first_line import hello, read_answer
 from pathways.trust.handshakes import fault_of_listener
-from pathways.trust.identity import Role, server_name
+from pathways.trust.identity import Role, identity_of, server_name
 
 _TIMEOUT_S = 10.0
 _RETRY_S = 0.05
@@ -55,10 +55,11 @@ def dial_answered(
     purpose: str,
     *,
     expects: Role = Role.CONTROLLER,
+    machine: str = "",
     timeout_s: float = _TIMEOUT_S,
     **fields: Any,
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """As `dial`; returns the port's answer as well."""
+    """As `dial`; returns the port's answer as well. `machine`: the name that the port's owner must have; empty: any."""
     context = None
     if credentials is not None:
         own = credentials.current()
@@ -68,7 +69,7 @@ def dial_answered(
                 "a new token (`pathways token`)"
             )
         context = own.client_context()
-    return call(Address.parse(address), context, expects, hello(purpose, fields), timeout_s)
+    return call(Address.parse(address), context, expects, hello(purpose, fields), timeout_s, machine)
 
 
 def ask(
@@ -87,7 +88,7 @@ def ask(
 
 
 def call(
-    address: Address, context: ssl.SSLContext | None, expects: Role, line: bytes, timeout_s: float
+    address: Address, context: ssl.SSLContext | None, expects: Role, line: bytes, timeout_s: float, machine: str = ""
 ) -> tuple[socket.socket, dict[str, Any]]:
     """Connects, sends a first line and reads the answer. Raises as `dial`."""
     deadline = time.monotonic() + timeout_s
@@ -101,6 +102,8 @@ def call(
                 raise early.error from None
             time.sleep(_RETRY_S)
     try:
+        if machine:
+            check_machine(sock, machine, address.endpoint)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sent = _send(sock, line)
         answer = read_answer(sock, deadline)
@@ -117,6 +120,22 @@ def call(
         raise
     sock.settimeout(None)
     return sock, answer
+
+
+def check_machine(connection: socket.socket, machine: str, where: str) -> None:
+    """CERT-1: any machine with hosts has a certificate for its role; so who calls one of them looks at the name, before
+    it says anything.
+
+    Raises:
+        PermissionDeniedError: another machine answers at `where`.
+    """
+    shown = connection.getpeercert(True) if isinstance(connection, ssl.SSLSocket) else None
+    found = identity_of(shown or b"")
+    if found.name != machine:
+        raise errors.PermissionDeniedError(
+            f"machine {machine} is expected at {where}, and {found} answers there: look at the addresses of both "
+            "machines, and who listens there"
+        )
 
 
 def _send(sock: socket.socket, line: bytes) -> bool:

@@ -232,7 +232,7 @@ class World:
                 stdout=log,
                 stderr=log,
             )
-        self._stack.callback(_end, process)
+        self._stack.callback(end, process)
 
     def start(self, cell: Cell, line: Line | None, play: Callable[..., None], *what: Any) -> Any:
         """Starts a cell's client; returns the event that lets it begin."""
@@ -260,7 +260,7 @@ class World:
         return [line for line in self.log() if re.search(r"is lost|nothing was heard", line)]
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     try:
         process.wait(10)

@@ -35,6 +35,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 import numpy as np
 import psutil
 from lines import ADDRESS, Line, Lines
+from network_world import end, told
 
 MACHINES, CLIENTS = 4, 4
 START_S = 300.0
@@ -165,7 +166,7 @@ class World:
         command = [sys.executable, "-m", "pathways", "agent", self.handle.port, "--name", name, *options]
         with open(folder / "agent.out", "a") as log:
             process = subprocess.Popen([*prefix, *command], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._stack.callback(_end, process)
+        self._stack.callback(end, process)
         return process
 
     def start(self, machine: Machine) -> None:
@@ -213,18 +214,6 @@ class World:
 
     def close(self) -> None:
         self._stack.close()
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def told(say: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {say}", flush=True)
 
 
 def shake(world: World, seconds: float) -> int:

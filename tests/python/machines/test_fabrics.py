@@ -96,6 +96,24 @@ def test_who_has_another_word_is_not_reached(tmp_path: pathlib.Path, monkeypatch
     played(tmp_path, scene)
 
 
+def test_another_machine_that_answers_hears_no_secret(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CERT-1: it has a certificate of the cluster, and listens where a neighbour should be."""
+    monkeypatch.setattr(fabric_watch, "REACH_S", 1.0)
+    heard: list[Any] = []
+
+    async def scene(ends: Ends) -> None:
+        ends.ports[1].on("fabric", [Role.HOST], lambda *_: None, lambda _, hello: heard.append(hello) or {})
+        told = pb.Neighbours.Machine(name="m7", fabric=ends.ports[1].address.endpoint)
+        said = ends.reports[0]
+        ends.watches[0].watch(
+            pb.Neighbours(number=7, secret="word", others=[told]), lambda report: said.append(report.fabric)
+        )
+        assert "machine m7 is expected at" in (await ends.hear(0, 1)).error
+
+    played(tmp_path, scene)
+    assert heard == []
+
+
 def test_silence_is_noticed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine that has answered before, and takes what it is sent."""
     monkeypatch.setattr(fabric_watch, "SILENCE_S", 1.5)
@@ -161,6 +179,7 @@ def test_who_is_evicted(
     bad: list[tuple[int, int]], culprit: str, was_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fabrics, "JUDGE_S", 0.02)
+    monkeypatch.setattr(fabrics, "LEAVE_S", 0.2)
 
     async def play() -> None:
         island = Fabrics()
@@ -191,12 +210,16 @@ def test_who_is_evicted(
             for why in (*left, machine.lost_why):
                 assert "\x1b" not in why
                 assert not why or named in why
+        # A start that failed before the place is free would fail again and again, and take the others along.
+        assert whole.done() == was_whole
+        island.lost(next(machine for machine in machines if machine.name == culprit), "gone")
         if was_whole:
             await whole
         else:
-            with pytest.raises(errors.HostLostError, match="it does not answer"):
+            with pytest.raises(errors.HostLostError, match=f"machine {culprit} is lost: gone"):
                 await whole
-        island.lost(next(machine for machine in machines if machine.name == culprit), "gone")
+            await asyncio.sleep(0.2)  # who does not leave is lost
+            assert [bool(machine.lost_why) for machine in machines] == [m.name == culprit for m in machines]
         again = asyncio.ensure_future(island.whole(machines))  # another one has its place
         await asyncio.sleep(0)
         assert all(machine.told for machine in machines)

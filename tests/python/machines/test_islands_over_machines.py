@@ -9,6 +9,7 @@ Map from label to test:
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -64,7 +65,7 @@ def a_machine_of(cluster: Any, island: str) -> str:
 
 def agent_of(machines: MachineCluster, name: str) -> psutil.Process:
     supervisor = psutil.Process(machines.agents[name]._supervised.supervisor_pid)
-    return next(child for child in supervisor.children() if "pathways.agent.main" in child.cmdline())
+    return next(child for child in supervisor.children() if is_agent(child))
 
 
 def hosts_of(agent: psutil.Process) -> list[psutil.Process]:
@@ -74,6 +75,10 @@ def hosts_of(agent: psutil.Process) -> list[psutil.Process]:
 def hosts_under(pid: int) -> list[psutil.Process]:
     found = psutil.Process(pid).children(recursive=True)
     return [child for child in found if child.name().startswith("pathways-host")]
+
+
+def is_agent(process: psutil.Process) -> bool:
+    return "pathways.agent.main" in process.cmdline()
 
 
 def states(cluster: Any) -> list[str]:
@@ -263,7 +268,8 @@ def test_machines_whose_fabric_does_not_reach() -> None:
             return cluster.start_agent(machine, "0", fabric, stderr=subprocess.PIPE, text=True)
 
         try:
-            assert "joined island 0" in start("m0", network.address_of("m0")).stderr.readline()
+            first = start("m0", network.address_of("m0"))
+            assert "joined island 0" in first.stderr.readline()
             alone = start("m1", "127.0.0.1")
             _, said = alone.communicate(timeout=60)
             assert alone.returncode == 1
@@ -271,5 +277,8 @@ def test_machines_whose_fabric_does_not_reach() -> None:
             fits = start("m2", network.address_of("m2"))
             assert "joined island 0" in fits.stderr.readline()
             eventually(lambda: hosts_under(fits.pid), "the island starts")
+            agent = next(each for each in psutil.Process(first.pid).children(recursive=True) if is_agent(each))
+            log = pathlib.Path(f"/proc/{agent.pid}/fd/2").read_text()
+            assert "the link is over" not in log, "who fits stays in the cluster"
         finally:
             cluster.close()
