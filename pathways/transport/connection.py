@@ -5,6 +5,8 @@ takes it. A connection ends once, with one reason: its other end closed it, its 
 has passed, or nothing was heard of it for too long. No connection's fault is another one's.
 
 Slow is not silent. Silence counts from the last byte that has come, or that the other end has taken, whole or not.
+Time in which the loop did not look, because the process was stopped or the machine slept, is no silence: the other end
+may have stood still, too. From one look to the next, a silence grows by `HEARTBEAT_S` at most.
 A packet that is lost holds back all that was sent after it on its connection; a packet that is lost twice, for longer
 than an end may be silent. So while an end sends much on one connection, it says on a second one that it lives
 (`beats`), in the direction in which little is sent there: nothing is in front of it, and the kernel sends it again soon
@@ -93,8 +95,9 @@ class Connection(Served):
         self._place = memoryview(b"") if parse is None else next(parse)  # for what comes next
         self._reads = parse is not None
         self._deadline, self._late = math.inf, ""
-        self._heard_at = self._taken_at = time.monotonic()
-        self._waiting = 0  # bytes in the kernel, when it was looked at last
+        self._heard_at = self._taken_at = self._looked_at = time.monotonic()
+        self._silent_s = self._stuck_s = 0.0  # when it was looked at last: it said nothing, and took nothing
+        self._waiting = 0  # bytes in the kernel, then
         self._low_water = 1
         self._beat_at = 0.0
         #: Another connection with the same end. What comes there is heard here.
@@ -217,10 +220,13 @@ class Connection(Served):
             waiting = 0 if self.is_over else _waiting(self.sock)
             if waiting != self._waiting:
                 self._waiting, self._taken_at = waiting, now
-            heard_at = self._heard_at if other is None else max(self._heard_at, other._heard_at)
-            is_silent = self._reads and now - heard_at > self._silence_s
+            since_s, self._looked_at = min(now - self._looked_at, HEARTBEAT_S), now
+            self._silent_s = min(now - self._heard_at, self._silent_s + since_s)
+            self._stuck_s = min(now - self._taken_at, self._stuck_s + since_s)
+            silent_s = self._silent_s if other is None else min(self._silent_s, other._silent_s)
+            is_silent = self._reads and silent_s > self._silence_s
             patience_s = self._silence_s if other is None else TAKES_NOTHING_S
-            is_stuck = bool(self._kept) and now - self._taken_at > patience_s
+            is_stuck = bool(self._kept) and self._stuck_s > patience_s
             beats = self.beats and waiting > 0 and now - self._beat_at >= HEARTBEAT_S
             self._beat_at = now if beats else self._beat_at
         if now > self._deadline:

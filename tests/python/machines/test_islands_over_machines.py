@@ -3,6 +3,7 @@
 Map from label to test:
     ERR-2   test_a_lost_machine_and_one_that_takes_its_place
     FAB-1   test_collectives_use_the_fabric_alone, test_machines_whose_fabric_does_not_reach
+    LINK-1  test_all_machines_stand_still_and_go_on
     LINK-3  test_arrays_of_every_sharding
 """
 
@@ -13,6 +14,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,6 +113,22 @@ def test_arrays_of_every_sharding(machines: MachineCluster, is_far: bool) -> Non
             np.testing.assert_array_equal(each, square)
         key = pw.jit(lambda: jax.random.key_data(jax.random.split(jax.random.key(3), 4)), devices=there)
         np.testing.assert_array_equal(np.asarray(key()), jax.random.key_data(jax.random.split(jax.random.key(3), 4)))
+
+
+def test_all_machines_stand_still_and_go_on(machines: MachineCluster) -> None:
+    """As a laptop does that sleeps, or a container that is frozen: nothing is lost (LINK-1)."""
+    with machines.connect() as cluster:
+        double = pw.jit(lambda x: x * 2 + jnp.sum(x), devices=whole(cluster, "pod0"))
+        np.testing.assert_array_equal(np.asarray(double(np.arange(8.0))), np.arange(8.0) * 2 + 28)
+        processes = psutil.Process().children(recursive=True)
+        for process in processes:
+            process.suspend()
+        time.sleep(7)
+        for process in reversed(processes):  # controller last: hosts that stand still longer than it are stopped ones
+            process.resume()
+        np.testing.assert_array_equal(np.asarray(double(np.arange(8.0))), np.arange(8.0) * 2 + 28)
+        time.sleep(1)
+        np.testing.assert_array_equal(np.asarray(double(np.arange(8.0))), np.arange(8.0) * 2 + 28)
 
 
 def test_a_lost_machine_and_one_that_takes_its_place(machines: MachineCluster) -> None:

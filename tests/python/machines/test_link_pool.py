@@ -20,7 +20,7 @@ import pytest
 from pathways import _native
 from pathways.transport import links, tunnels
 from pathways.transport.links import Links
-from pathways.transport.loop import Loop
+from pathways.transport.loop import Loop, Served
 from pathways.transport.tunnels import Tunnels, TunnelServer
 
 _DEADLINE_S = 20.0
@@ -240,6 +240,39 @@ def test_who_lives_says_so_against_a_stream_that_stops(pool: Links, monkeypatch:
         assert pair.reasons == ["nothing was heard of it for 1 s"]
     finally:
         pair.close()
+
+
+class Stops(Served):
+    """Holds up the thread of its loop for 3 s, as if the process had been stopped, once something comes."""
+
+    def turn(self, events: int) -> None:
+        self.sock.recv(1)
+        time.sleep(3.0)
+
+
+def test_who_stood_still_itself_calls_nobody_silent(loop: Loop, pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes of a cluster are stopped and go on: a laptop that sleeps, a frozen container (LINK-1)."""
+    monkeypatch.setattr(links, "SILENCE_S", 1.0)
+    monkeypatch.setattr("pathways.transport.connection.HEARTBEAT_S", 0.5)
+    pair, (stop, other) = Pair(pool), socket.socketpair()
+    stops = Stops(loop, other)
+    try:
+        assert loop.add(stops)
+        pair.says.sendall(ping())
+        stop.send(b"!")
+        time.sleep(3.2)  # the other end stands still, too
+        pair.says.sendall(ping())
+        time.sleep(0.5)
+        assert not pair.reasons
+        began = time.monotonic()
+        wait_for(lambda: pair.reasons)
+        assert pair.reasons == ["nothing was heard of it for 1 s"]
+        assert time.monotonic() - began < 2.5, "what it did not see itself makes nobody live longer"
+    finally:
+        loop.forget(stops)
+        pair.close()
+        stop.close()
+        other.close()
 
 
 def test_what_goes_wrong_with_one_link_is_its_own(pool: Links, capfd: pytest.CaptureFixture[str]) -> None:
