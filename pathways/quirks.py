@@ -26,6 +26,8 @@ class Quirks:
     #: A scalar of a device is read by a copy to host memory, which is waited for. Where it is False, it is read where
     #: it is.
     copies_scalars: bool = True
+    #: A device says where it is (`coords`), and has links to the devices beside it alone.
+    has_links: bool = False
     #: Collectives run on threads of the process: they need enough of them, and give up when one waits for long.
     collects_on_threads: bool = False
     #: XLA's target for callbacks to Python; None: JAX's own way.
@@ -52,7 +54,7 @@ _TABLE = {
     "cuda": _GPU,
     "rocm": _GPU,
     "gpu": dataclasses.replace(_GPU, lowered_as="cuda"),
-    "tpu": Quirks(),
+    "tpu": Quirks(has_links=True),
 }
 
 

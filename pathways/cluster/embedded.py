@@ -114,6 +114,8 @@ class EmbeddedControl:
         limits = client_limits.native(_native, self._terms)
         self.controller.add_client(0, self.client_segment, self.bell_segment, limits)
         self._resources = ResourceManager(self.topology)
+        if self.driver.coordinates:
+            self._resources.tori.put(0, self.driver.coordinates, environment.torus_wraps(os.environ))
         self._numbers = NativeNumbers(self.controller, self._resources)
         self._programs = 0
         self._errors: dict[int, str] = {}

@@ -316,7 +316,7 @@ class ClusterManager:
         await self._startup_events.wait()
 
     def host_stage(self, host: HostRecord, report: pb.HostStage) -> None:
-        """A host reports a stage of its start. Raises ValueError: it is none of a host's."""
+        """A host reports a stage of its start. Raises ValueError: the report makes no sense."""
         if not Stage.HOST_STARTED < report.stage <= Stage.HOST_READY:
             raise ValueError(f"a host's stage {report.stage}")
         if report.stage == Stage.HOST_READY and report.device_bytes:
@@ -324,6 +324,9 @@ class ClusterManager:
             known = self.topology.device_bytes
             if not known or report.device_bytes < known:
                 self.topology = dataclasses.replace(self.topology, device_bytes=report.device_bytes)
+        if report.stage == Stage.HOST_READY and report.coordinates:
+            self.resources.tori.put(host.number, report.coordinates, report.wraps)
+            self.topology = dataclasses.replace(self.topology, coordinates=self.resources.tori.coordinates)
         host.stage = max(host.stage, report.stage)
         if host.stage >= Stage.HOST_READY:
             host.ready.set()

@@ -4,6 +4,9 @@ The mesh of an island is the grid hosts x devices_per_host. A slice of n devices
 row-major order, so that neighbours in the slice are neighbours in the grid. Where no rectangle of n devices fits (5 on
 2 x 4), the slice takes a run of consecutive devices. Any number of slices may share a device.
 
+Where devices have links to their neighbours alone, and hosts say where they are, a slice takes a box of this torus in
+which it keeps neighbours (TORUS-1), if the box is as little loaded as the rectangle or run: `pathways.plan.torus`.
+
 The manager chooses in this order; each rule only breaks the ties of the rule before:
     1. island:    the lowest load per device, among the islands that are big enough;
     2. position:  the lowest total load of the devices that the slice would take;
@@ -32,11 +35,10 @@ import numpy as np
 
 from pathways.errors import SliceError
 from pathways.plan.topology import SliceBinding, Topology
+from pathways.plan.torus import CLOSED, Tori
 
 _WAIT = "`cluster.wait_for(devices=N)` waits until N devices are there"
 _UNDRAIN = "`pathways undrain` lets slices lie there again"
-#: What a device of a drained host counts, so that a slice is never put there.
-_CLOSED = 1 << 40
 
 _Load = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -58,6 +60,7 @@ class ResourceManager:
         self._missing: dict[int, str] = {}  # islands that take no new slices, and why
         self._drained: set[int] = set()  # hosts that take no slices
         self._origins: dict[int, SliceBinding] = {}  # of slices whose arrays may still lie there
+        self.tori = Tori(topology)
 
     # -- what may be used --------------------------------------------------------------------------------------------
 
@@ -301,7 +304,7 @@ class ResourceManager:
         load = self._load[island].copy()
         for row, host in enumerate(self._topology.islands[island]):
             if host in self._drained or host in without:
-                load[row] += _CLOSED
+                load[row] += CLOSED  # so that a slice is never put there
         hosts, width = load.shape
         # sums[i, j] is the load of the rectangle above and left of (i, j). The load of any rectangle is then a sum of
         # four of these.
@@ -327,10 +330,15 @@ class ResourceManager:
         start = int(np.argmin(runs))
         if best is None or (int(runs[start]), 1) < best[0][:2]:
             best = (int(runs[start]), 1), list(range(start, start + count))
-        if best[0][0] >= _CLOSED:
+        total, chosen = best[0][0], tuple(best[1])
+        if (torus := self.tori.of(island)) is not None:
+            box = torus.place(sizes, load.ravel().tolist())
+            if box is not None and box[0] <= total:
+                total, chosen = box
+        if total >= CLOSED:
             return None
         numbers = self._topology.island_devices(island)
-        return tuple(numbers[cell] for cell in best[1])
+        return tuple(numbers[cell] for cell in chosen)
 
     def _inventory(self) -> str:
         return "there are " + self._topology.describe()

@@ -34,6 +34,19 @@ class HostDevices:
         """Whether the island has other hosts too."""
         return len(self.island) > len(self.local)
 
+    @property
+    def coordinates(self) -> list[int]:
+        """Where this host's devices are: the `Coordinates` of `pathways.plan.torus`, one after the other; empty where
+        devices have no links of their own.
+        """
+        if not self.quirks.has_links:
+            return []
+        return [
+            number
+            for each in self.local
+            for number in (getattr(each, "slice_index", 0), *each.coords, getattr(each, "core_on_chip", 0))
+        ]
+
     def device(self, number: int) -> jax.Device:
         """The island's device of that global number."""
         return self.island[number - self.first]

@@ -64,6 +64,7 @@ class JaxHost:
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
+        self.coordinates = here.coordinates
         self.core = _core.Host(
             self,
             host,

@@ -29,7 +29,7 @@ from pathways import errors
 from pathways.compiler.ir import LogicalProgram
 from pathways.host.successors import Successor
 from pathways.plan.memory_profile import ProgramMemory
-from pathways.process import fd_passing
+from pathways.process import environment, fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import HostConfig, load_host
 from pathways.process.memory import memory_bytes
@@ -144,6 +144,12 @@ def start_jax_driver(
             f"the island of host {config.host} should have {len(island)} hosts of "
             f"{options.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
+    first = config.rank * options.devices_per_host
+    if everyone[first : first + len(local)] != local:
+        raise RuntimeError(
+            f"host {config.host} is number {config.rank} of its island, but JAX calls it process "
+            f"{jax.process_index()}: start the machines of an island in the order that their platform gives them"
+        )
     from pathways.host import kept_executables
     from pathways.host.jax_host import JaxHost
     from pathways.testing import faults, stand_in
@@ -202,7 +208,12 @@ class HostProcess:
                 driver.give_up = _give_up  # type: ignore[attr-defined]
             self._report(
                 pb.HostReport(
-                    stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
+                    stage=pb.HostStage(
+                        stage=Stage.HOST_READY,
+                        device_bytes=getattr(driver, "device_bytes", 0),
+                        coordinates=getattr(driver, "coordinates", ()),
+                        wraps=environment.torus_wraps(os.environ),
+                    )
                 )
             )
             control = threading.Thread(target=self._serve, args=(requests, driver), name="control", daemon=True)

@@ -22,6 +22,8 @@ class Topology:
     jaxlib_version: str = ""
     device_bytes: int = 0  # budget of each device; 0: not known
     machines: tuple[int, ...] = ()  # the machine of each host; empty: all on one
+    #: Of each device, as far as hosts have said: see `pathways.plan.torus`. Empty: no host has.
+    coordinates: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: Any) -> Topology:

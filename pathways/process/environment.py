@@ -20,7 +20,13 @@ from pathways.process.memory import memory_bytes
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "ROCR_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
-_DEVICE_FILES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/dri/renderD*", "tpu": "/dev/accel[0-9]*"}
+_DEVICE_FILES = {
+    "cuda": ("/dev/nvidia[0-9]*",),
+    "rocm": ("/dev/dri/renderD*",),
+    "tpu": ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"),  # the second since TPU v5
+}
+# The devices of a file, at most: on some TPUs each core of a chip is a device.
+_DEVICES_PER_FILE = {"cuda": 1, "rocm": 1, "tpu": 2}
 _PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin"),
             "tpu": ("libtpu",)}  # fmt: skip
 _ALIASES = {"gpu": "cuda"}
@@ -72,7 +78,7 @@ def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, 
     if platform == "cpu":
         return
     wanted, there = options.hosts * options.devices_per_host, _visible(platform, environ)
-    if wanted > len(there):
+    if wanted > len(there) * _DEVICES_PER_FILE[platform]:
         raise ConnectError(
             f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} devices need "
             f"{wanted} {platform} devices, but this machine shows {len(there)}; ask for fewer, or for platform='cpu'"
@@ -140,11 +146,12 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
         env.setdefault("NPROC", str(cpu_threads(each)))
         env["JAX_PLATFORMS"] = "cpu"
     else:
-        mine = _visible(platform, environ)[host * each : (host + 1) * each]
+        there = _visible(platform, environ)
         env["JAX_PLATFORMS"] = f"{platform},cpu"
-        env[_VISIBLE[platform]] = ",".join(mine)
-        if platform == "tpu":
-            env.update(_tpu_group(options, host))
+        # A process with all chips of a TPU machine is what libtpu expects, and the machine's own variables say so.
+        if platform != "tpu" or each < len(there):
+            env[_VISIBLE[platform]] = ",".join(there[host * each : (host + 1) * each])
+            env.update(_tpu_group(options, host) if platform == "tpu" else {})
     if flags:
         env["XLA_FLAGS"] = " ".join(flags)
     if options.machines > 1:
@@ -161,6 +168,16 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
 def fabric_variables(platform: str, interface: str) -> dict[str, str]:
     """What makes NCCL, or RCCL, use this interface only. gloo is told an address instead (`HostConfig.fabric`)."""
     return {"NCCL_SOCKET_IFNAME": f"={interface}"} if platform in ("cuda", "rocm") else {}
+
+
+def torus_wraps(environ: Mapping[str, str]) -> tuple[bool, bool, bool]:
+    """Along which axes the chips of this machine's TPU slice are rings, as the platform says. Where it says nothing,
+    and where the torus is twisted, along none: a link that is not used costs less than one that is not there.
+    """
+    said = [each.strip().lower() == "true" for each in environ.get("TPU_TOPOLOGY_WRAP", "").split(",")]
+    if len(said) != 3 or environ.get("TPU_TOPOLOGY_ALT", "").lower() == "true":
+        return (False, False, False)
+    return (said[0], said[1], said[2])
 
 
 def quiet_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -195,7 +212,7 @@ def _visible(platform: str, environ: Mapping[str, str]) -> list[str]:
     listed = environ.get(_VISIBLE[platform])
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
-    files = glob.glob(_DEVICE_FILES[platform])
+    files = [path for pattern in _DEVICE_FILES[platform] for path in glob.glob(pattern)]
     return [str(number) for number in range(len([path for path in files if re.search(r"\d+$", path)]))]
 
 

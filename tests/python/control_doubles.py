@@ -331,3 +331,14 @@ def start_fake_driver(
     if trouble == "slow":
         time.sleep(1.0)
     return FakeDriver(config, segments)
+
+
+def start_on_torus(
+    config: HostConfig, segments: Sequence[Segment | None], controller: Segment, joined: Callable[[], None]
+) -> Any:
+    """A real host whose devices say that they are where FAKE_COORDINATES says: a list for each host, as JSON."""
+    from pathways.host.main import start_jax_driver
+
+    driver: Any = start_jax_driver(config, segments, controller, joined)
+    driver.coordinates = json.loads(os.environ["FAKE_COORDINATES"])[config.host]
+    return driver

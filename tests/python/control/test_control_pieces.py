@@ -167,7 +167,7 @@ def test_generated_messages_match_the_protos() -> None:
 
 
 def test_topology_and_bindings_cross_the_wire() -> None:
-    topology = Topology(((0, 1), (2,)), 4, "cuda", "1", "2")
+    topology = Topology(((0, 1), (2,)), 4, "cuda", "1", "2", coordinates=((0, 1, 2, 0, 1), ()))
     assert load(dump(topology, control_pb2.Topology), Topology) == topology
     binding = SliceBinding(3, (2, 2), ("a", "b"), 1, (8, 9, 10, 11), (2,), 5)
     data = dump(binding, control_pb2.SliceBinding).SerializeToString()
@@ -194,7 +194,7 @@ def test_errors_keep_their_class_across_the_wire() -> None:
 def test_configurations_survive_the_command_line() -> None:
     cluster = ControllerConfig(ClusterOptions(2, 2, 2, "cpu"), "cpu", "/d", 1, 2, 3)
     assert config.load_controller(config.dump(cluster)) == cluster
-    host = HostConfig(3, cluster.options, "cpu", "unix:/a", "unix:/c", 1, 4, (5, 6), 7)
+    host = HostConfig(3, cluster.options, "cpu", "unix:/a", "unix:/c", parent=1, segment_fds=(5, 6), socket_fd=7)
     assert config.load_host(config.dump(host)) == host
     assert host.rank == 1 and host.options.island_hosts(3) == (2, 3) and host.devices == range(6, 8)
     far = dataclasses.replace(host, segment_fds=(), streams=("a@h:1", None, ""), epochs=(3, 0, -1))
@@ -314,6 +314,24 @@ def test_tpu_hosts_of_an_island_form_a_group() -> None:
     env = environment.host_environment(ClusterOptions(2, 2, 1), "tpu", 3, {"TPU_VISIBLE_CHIPS": "0,1,2,3"})
     assert env["TPU_VISIBLE_CHIPS"] == "3" and env["CLOUD_TPU_TASK_ID"] == "1"
     assert env["TPU_PROCESS_ADDRESSES"] == "localhost:8478,localhost:8479" and env["TPU_PROCESS_PORT"] == "8479"
+
+
+def test_a_tpu_host_with_all_chips_of_its_machine_keeps_what_the_platform_has_set() -> None:
+    given = {"TPU_VISIBLE_CHIPS": "0,1,2,3", "TPU_WORKER_ID": "7", "TPU_PROCESS_ADDRESSES": "a,b"}
+    env = environment.host_environment(ClusterOptions(1, 16, 4), "tpu", 0, given)
+    assert given.items() <= env.items() and "CLOUD_TPU_TASK_ID" not in env
+    environment.check_devices(ClusterOptions(1, 1, 8), "tpu", given)  # each core of a chip may be a device
+    with pytest.raises(errors.ConnectError, match="this machine shows 4"):
+        environment.check_devices(ClusterOptions(1, 1, 9), "tpu", given)
+
+
+def test_tpu_chips_are_found_by_their_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("0", "1", "vfio"):
+        (tmp_path / name).touch()
+    monkeypatch.setitem(environment._DEVICE_FILES, "tpu", (f"{tmp_path}/accel[0-9]*", f"{tmp_path}/[0-9]*"))
+    environment.check_devices(ClusterOptions(1, 1, 2), "tpu", {})
+    with pytest.raises(errors.ConnectError, match="this machine shows 2"):
+        environment.check_devices(ClusterOptions(1, 1, 5), "tpu", {})
 
 
 def test_platforms_are_asked_for_or_found() -> None:

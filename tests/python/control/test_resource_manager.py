@@ -1,6 +1,7 @@
 """The resource manager: every request is either placed by the rules or refused with what was asked and what there is.
 
 RM-1 load, RM-2 map, RM-3 groups: `test_any_history_keeps_the_books`.
+TORUS-1: `test_slices_of_a_torus`.
 """
 
 from __future__ import annotations
@@ -254,4 +255,52 @@ def test_drained_hosts_take_no_slices() -> None:
     assert resources.allocate((4,)).hosts == (3,)
     resources.set_missing(1, "is lost")
     assert resources.places(first.slice_id) == []
+    resources.validate()
+
+
+def on_a_ring(hosts: int = 4, devices: int = 2) -> ResourceManager:
+    """One island whose devices are joined as a ring, host after host."""
+    resources = manager(1, hosts, devices)
+    for host in range(hosts):
+        places = [(0, host * devices + n, 0, 0, 0) for n in range(devices)]
+        resources.tori.put(host, [number for place in places for number in place], (True, False, False))
+    return resources
+
+
+def test_slices_of_a_torus() -> None:
+    resources = on_a_ring()
+    first = resources.allocate((3,))
+    assert first.devices == (0, 1, 2)
+    second = resources.allocate((3,))
+    assert second.devices == (3, 4, 5)
+    resources.release(first.slice_id)
+    across = resources.allocate((5,))
+    assert across.devices == (6, 7, 0, 1, 2) and across.hosts == (0, 1, 3)
+    resources.validate()
+    assert resources.remap(across.slice_id, shape=(4,)).devices == (6, 7, 0, 1)
+    resources.validate()
+
+
+def test_without_a_box_a_slice_lies_as_on_other_devices() -> None:
+    resources, plain = on_a_ring(), manager(1, 4, 2)
+    for shape in [(2, 3), (2, 4), (4, 2)]:  # of a line, no two axes of the slice can have an axis for themselves
+        assert resources.allocate(shape).devices == plain.allocate(shape).devices
+
+
+def test_free_devices_go_before_neighbours() -> None:
+    resources = manager(1, 1, 4)
+    resources.tori.put(0, [number for x in (0, 2, 1, 3) for number in (0, x, 0, 0, 0)], (False, False, False))
+    assert resources.allocate((4,)).devices == (0, 2, 1, 3)
+    for device in (2, 3):
+        resources.remap(resources.allocate((1,)).slice_id, (device,))
+    assert resources.allocate((2,)).devices == (0, 1), "free ones, which have no link"
+    resources.validate()
+
+
+def test_drained_hosts_of_a_torus() -> None:
+    resources = on_a_ring()
+    resources.set_drained([1], True)
+    assert resources.allocate((6,)).devices == (4, 5, 6, 7, 0, 1)
+    with pytest.raises(SliceError, match="drained"):
+        resources.allocate((7,))
     resources.validate()
