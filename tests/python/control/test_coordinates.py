@@ -21,7 +21,9 @@ import pathways as pw
 from pathways import errors
 from pathways.cluster.launcher import start_local_cluster
 from pathways.host.devices import HostDevices
+from pathways.host.main import start_jax_driver
 from pathways.process import environment
+from pathways.process.config import ClusterOptions, HostConfig
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -90,6 +92,20 @@ def test_what_a_device_says() -> None:
     gpu = [types.SimpleNamespace(platform="gpu", coords=[1])]
     assert HostDevices(0, gpu, gpu, 0).coordinates == [], "what a GPU says is not about links"  # type: ignore[arg-type]
     assert HostDevices(0, jax.devices(), jax.devices(), 0).coordinates == []
+
+
+def test_a_host_that_jax_numbers_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's numbers of processes and ours must agree: else a host would compute with other devices than it is told."""
+    both = [
+        types.SimpleNamespace(id=n, process_index=n, platform="cpu", memory_stats=lambda: {"bytes_limit": 1})
+        for n in range(2)
+    ]
+    monkeypatch.setattr("pathways._jaxlib.drop_tracebacks", lambda: None)
+    monkeypatch.setattr(jax, "devices", lambda: both)
+    monkeypatch.setattr(jax, "local_devices", lambda: both[1:])
+    config = HostConfig(0, ClusterOptions(1, 2, 1), "cpu", segment_fds=(-1, -1))
+    with pytest.raises(RuntimeError, match="host 0 is number 0 of its island, but JAX calls it process"):
+        start_jax_driver(config, [], None, lambda: None)
 
 
 @pytest.mark.parametrize(
