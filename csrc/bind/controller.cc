@@ -214,15 +214,17 @@ void register_controller(py::module_& m) {
            "ERR-2: these hosts' processes have ended: what they had fails with `text`. The number of this loss.")
       .def(
           "restore_host",
-          [](BoundController& c, uint32_t host, py::object segment) {
+          [](BoundController& c, uint32_t host, py::object segment, const std::vector<uint32_t>& gone) {
             const HostView block(segment.cast<Segment&>());
             {
               const py::gil_scoped_release unlock;
-              c.restore_host(host, block);
+              c.restore_host(host, block, gone);
             }
             c.hosts.at(host) = std::move(segment);
           },
-          "host"_a, "segment"_a, "ERR-2: a lost host's successor, with a segment of its own, takes part from now on.")
+          "host"_a, "segment"_a, "gone"_a = std::vector<uint32_t>{},
+          "ERR-2: a lost host's successor, with a segment of its own, takes part from now on. `gone`: clients that it "
+          "may know, and that were removed before.")
       .def("take_forgotten", &Controller::take_forgotten, unlocked,
            "Plans that nothing in the order names any more, each told once.")
       .def("suspend", &Controller::suspend, "client"_a, unlocked, "Takes no further record of the client's.")

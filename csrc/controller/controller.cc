@@ -181,8 +181,8 @@ uint64_t Controller::lose_hosts(std::vector<uint32_t> hosts, std::string text) {
   return run_mail([&] { return recovery_.lose(hosts, text); });
 }
 
-void Controller::restore_host(uint32_t host, const HostView& block) {
-  run_mail([&] { recovery_.restore(host, block); });
+void Controller::restore_host(uint32_t host, const HostView& block, std::span<const uint32_t> gone) {
+  run_mail([&] { recovery_.restore(host, block, gone); });
 }
 
 std::vector<uint32_t> Controller::take_forgotten() {
@@ -338,8 +338,9 @@ void Controller::send_for(uint32_t id, CommandKind kind, std::span<const std::by
   if (client == nullptr) return;
   const std::vector<std::byte> record = controller_command(id, kind, payload);
   ++stats_.commands;
-  // One entry per host: a lost host gets the command when it is back, and no other host waits for it (ERR-2).
+  // One entry per host, so that none waits for another one. A lost host has nothing that the command could mean (ERR-2).
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if (hosts_.is_lost(h)) continue;
     grants_.submit(*client, record, kOneHost | h, EntryKind::kCommand, 0);
   }
 }

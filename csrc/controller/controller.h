@@ -124,9 +124,10 @@ class Controller {
   uint64_t lose_hosts(std::vector<uint32_t> hosts, std::string text);
   /// See HostRings. Any thread.
   std::vector<HostRings::Fault> take_faults() { return hosts_.take_faults(); }
-  /// The successor of a lost host takes part from now on, with a block of its own. When this returns, nobody uses the
-  /// old block. Throws Error(kInvalid) for a host that is not lost.
-  void restore_host(uint32_t host, const HostView& block);
+  /// The successor of a lost host takes part from now on, with a block of its own. `gone`: clients that were removed
+  /// since it was told which there are. When this returns, nobody uses the old block. Throws Error(kInvalid) for a host
+  /// that is not lost.
+  void restore_host(uint32_t host, const HostView& block, std::span<const uint32_t> gone = {});
   /// Plans that no entry of the order names any more; each is returned once. For such a plan, all hosts have been
   /// granted the command that drops it. The successor of a lost host must know all other plans, because entries that
   /// wait for it may name them.
@@ -147,7 +148,7 @@ class Controller {
   std::vector<RoomRequest> room_requests(std::span<const uint32_t> suspended);
   /// SUSP-2: nobody can make room for the client.
   void refuse_room(uint32_t client);
-  /// Sends a command to all hosts, as if the client had sent it: kOffload or kRestore, which only the controller sends.
+  /// Sends a command to all hosts that are not lost, as if the client had sent it: kOffload or kRestore, which only the controller sends.
   void command_for(uint32_t client, CommandKind kind, std::vector<std::byte> payload);
 
   /// Runs one pass. Returns the number of records handled; 0 when there was nothing to do.

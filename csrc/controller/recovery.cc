@@ -75,7 +75,6 @@ Recovery::Lines Recovery::lines() const {
   Lines found;
   grants_.for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
     const bool is_run = entry.kind == EntryKind::kRun;
-    if (!is_run && bytes.size() < sizeof(CommandRecord)) return;  // a notice of the controller's
     found[entry.client].push_back({id, &entry, bytes, is_run && grants_.is_stranded(entry.group)});
   });
   for (auto& each : found) std::ranges::sort(each.second, {}, [](const Waiting& one) { return one.entry->order; });
@@ -192,12 +191,13 @@ void Recovery::fail_held(ClientState& client, LostBuffers& lost) {
 
 // ------------------------------------------------------------------------------------------------------- successor
 
-void Recovery::restore(uint32_t host, const HostView& block) {
+void Recovery::restore(uint32_t host, const HostView& block, std::span<const uint32_t> gone) {
   if (host >= hosts_.count() || !hosts_.is_lost(host)) {
     throw Error(Status::kInvalid, "host " + std::to_string(host) + " is not there, or not lost");
   }
   hosts_.restore(host, block);
   inbox_.look_at(host);
+  for (const uint32_t client : gone) grants_.announce_gone(client, host);
   for (const auto& client : clients_.all()) describe_again(*client, host);
   grants_.open(host);
   queue_.retry_soon();  // a record that waited for the host may be held

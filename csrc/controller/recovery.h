@@ -51,8 +51,9 @@ class Recovery {
   /// The processes of these hosts have ended. Returns the number of this loss. Throws Error(kInvalid) for a host that
   /// is not there, or lost already; then nothing has happened.
   uint64_t lose(const std::vector<uint32_t>& hosts, std::string_view text);
-  /// The successor of a lost host takes part from now on. Throws Error(kInvalid) for a host that is not lost.
-  void restore(uint32_t host, const HostView& block);
+  /// The successor of a lost host takes part from now on. `gone`: clients that it may know, and that have left before.
+  /// Throws Error(kInvalid) for a host that is not lost.
+  void restore(uint32_t host, const HostView& block, std::span<const uint32_t> gone);
 
  private:
   void hear_last_words(uint32_t host);

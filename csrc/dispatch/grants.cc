@@ -331,17 +331,17 @@ void Grants::drop_silently(std::vector<EntryId>& waiting) {
 void Grants::announce_gone(uint32_t client) {
   // GANG-1: each host gets this notice behind everything of the client that was granted to it, and a gang is granted to
   // all of its hosts at once. The client has nothing waiting any more, and entries of other clients do not concern it,
-  // so the notice need not wait behind them. A lost host gets the notice when it is back.
-  ClientState gone(client);
-  const ClientGoneRecord record{{RecordKind::kClientGone, 0, client}};
+  // so the notice need not wait behind them. Nor does it wait for lost hosts, which may never come back: their
+  // successors hear of it when they come, if they may know the client (Recovery::restore).
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
-    if (hosts_.is_lost(h)) {
-      submit(gone, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kCommand, 0);
-      continue;
-    }
-    ++stats_.records_out;
-    hosts_.outbox_of(h).send(sizeof record, [&](std::byte* out) { std::memcpy(out, &record, sizeof record); });
+    if (!hosts_.is_lost(h)) announce_gone(client, h);
   }
+}
+
+void Grants::announce_gone(uint32_t client, uint32_t host) {
+  const ClientGoneRecord record{{RecordKind::kClientGone, 0, client}};
+  ++stats_.records_out;
+  hosts_.outbox_of(host).send(sizeof record, [&](std::byte* out) { std::memcpy(out, &record, sizeof record); });
 }
 
 // ------------------------------------------------------------------------------------------------------ lost hosts

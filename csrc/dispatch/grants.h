@@ -109,6 +109,8 @@ class Grants {
   void forget_plans_of(uint32_t client);
   /// Notifies each host that the client is gone, behind everything of the client that was granted to it.
   void announce_gone(uint32_t client);
+  /// The same for one host, which is not lost.
+  void announce_gone(uint32_t client, uint32_t host);
 
   // What hosts report; the records are valid. `run_done` throws Error(kInvalid), and nothing happens, when GANG-1 is
   // broken.

@@ -32,13 +32,17 @@ _LISTENING = ("listen", "authority", "insecure_plaintext")
 class RayCluster:
     """Host processes on the machines of a Ray cluster; a value, started by `connect`. Equal ones are one cluster.
 
-    This process starts the controller on its own machine. Ray starts one actor for each island, which runs the hosts of
-    the island. Needs `pip install 'pathways-jax[ray]'`, here and on Ray's nodes.
+    This process starts the controller on its own machine. Ray starts one actor for each island, or one for each of its
+    nodes, which runs the hosts there. Needs `pip install 'pathways-jax[ray]'`, here and on Ray's nodes.
 
     Args:
-        islands: groups of hosts whose devices share a collective fabric. Each is on one node of Ray.
+        islands: groups of hosts whose devices share a collective fabric.
         hosts_per_island: host processes in each.
         devices_per_host: devices that each host drives.
+        nodes_per_island: over how many nodes of Ray the hosts of an island are spread, as many on each.
+        fabric: for islands on several nodes, the network of their collectives, which encrypt nothing: one on which each
+            node has one address, as "10.1.0.0/16", or the name of an interface that each node has.
+        trusted_fabric: the fabric is private, although its addresses are public ones.
         platform: "cpu", "cuda", "rocm" or "tpu". None: "cuda" if `resources_per_host` has a "GPU", "tpu" if it has a
             "TPU", else "cpu".
         resources_per_host: what Ray sets aside for each host, as {"GPU": 8} or {"CPU": 4, "memory": 2**34}; names of
@@ -46,8 +50,8 @@ class RayCluster:
         ray_address: "auto" for the running cluster that Ray finds (RAY_ADDRESS, or one on this machine), "HOST:PORT",
             "ray://HOST:PORT", or "local" for a new one on this machine. If this process has called `ray.init` before,
             "auto" is that cluster.
-        strategy: "SPREAD" puts islands on different nodes if it can, "PACK" on few; "STRICT_SPREAD" and "STRICT_PACK"
-            fail if they cannot.
+        strategy: "SPREAD" puts islands, or their parts, on different nodes if it can, "PACK" on few; "STRICT_SPREAD"
+            and "STRICT_PACK" fail if they cannot.
         labels: only nodes with these labels of Ray are used, as {"accelerator": "h100"}.
         runtime_env: the environment of the actors, as `ray.init(runtime_env=...)` takes it.
         wait_for_resources: whether to wait for resources that the Ray cluster does not have: one that grows by itself
@@ -63,6 +67,9 @@ class RayCluster:
     islands: int = 1
     hosts_per_island: int = 1
     devices_per_host: int = 1
+    nodes_per_island: int = 1
+    fabric: str | None = None
+    trusted_fabric: bool = False
     platform: str | None = None
     resources_per_host: Mapping[str, float] | None = dataclasses.field(default=None, hash=False)
     ray_address: str = "auto"

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
 #: As `pathways.cluster.ray_resources` has them, which the command line does not load for other commands.
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
-_NAMES = ("ray_address", "resource", "strategy", "label", "wait_for_resources", "start_timeout")
+_NAMES = (
+    "ray_address",
+    "resource",
+    "strategy",
+    "label",
+    "wait_for_resources",
+    "start_timeout",
+    "nodes_per_island",
+    "fabric",
+    "trusted_fabric",
+)
 
 
 def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,6 +41,18 @@ def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(STRATEGIES),
                 default=None,
                 help="How Ray places the islands on its nodes.  [default: SPREAD]",
+            ),
+            click.option(
+                "--nodes-per-island",
+                type=click.IntRange(1),
+                default=None,
+                help="Nodes over which the hosts of an island are spread.  [default: 1]",
+            ),
+            click.option(
+                "--fabric", metavar="WHERE", default=None, help="The network of an island on several nodes: see agent."
+            ),
+            click.option(
+                "--trusted-fabric", is_flag=True, help="The fabric is private, although its address is a public one."
             ),
             click.option("--label", metavar="NAME=VALUE", multiple=True, help="A label of the Ray nodes to use."),
             click.option(
@@ -63,6 +85,8 @@ def start_on_ray(asked: dict[str, Any], where: Listening | None, **shape: Any) -
     )
     if asked["start_timeout"] is not None:
         shape["start_timeout_s"] = asked["start_timeout"]
+    shape |= {"nodes_per_island": asked["nodes_per_island"] or 1}
+    shape |= {name: asked[name] for name in ("fabric", "trusted_fabric")}
     return start_ray_cluster(placement, listening=where, **shape)
 
 

@@ -1,7 +1,8 @@
-"""The Ray actor that runs a machine's agent. `ray_cluster.py` starts one per island, on a node that Ray chooses.
+"""The Ray actor that runs a machine's agent. `ray_cluster.py` starts one per island, or several, on nodes that Ray
+chooses.
 
-Ray imports this module on that node; it needs nothing of Ray itself. The actor has the whole of its island's bundle. So
-Ray has put the devices of the island into the actor's environment (CUDA_VISIBLE_DEVICES and its kin), and the agent
+Ray imports this module on that node; it needs nothing of Ray itself. The actor has the whole of its bundle. So Ray has
+put the devices of its hosts into the actor's environment (CUDA_VISIBLE_DEVICES and its kin), and the agent
 and its hosts inherit them.
 """
 
@@ -41,7 +42,8 @@ class RayAgent:
             token: for one use.
             is_encrypted: whether the token is traded for a certificate.
             island: the place that it takes.
-            shape: `hosts`, `devices_per_host` and `platform` of `AgentHandle`.
+            shape: `hosts`, `devices_per_host` and `platform` of `AgentHandle`; of an island on several nodes, `fabric`
+                and `trusted_fabric`, too.
 
         Returns:
             Empty after `end`. Else why the agent ended, for `errors.from_text`.

@@ -4,9 +4,10 @@
     started.control      # a RemoteControl; this process is the owner
     started.close()
 
-The controller runs on this machine and listens. Ray gets one placement group with one bundle per island, and in each
-bundle one actor that runs the agent of the island (`ray_agent.py`). The controller, the agents and the hosts talk to
-each other over their own links. Ray only places and starts.
+The controller runs on this machine and listens. Ray gets one placement group, with one bundle for each part of an
+island: the hosts that are on one node, mostly all of them. In each bundle is one actor that runs their agent
+(`ray_agent.py`). The controller, the agents and the hosts talk to each other over their own links. Ray only places and
+starts.
 
 RAY-1 (one use): each start of an agent gets a token of its own, as an argument of the call that starts it. So a token
 that somebody sees later, in Ray's memory or on its network, is worth nothing. A token for any number of uses would be
@@ -62,6 +63,9 @@ def start_ray_cluster(
     hosts_per_island: int = 1,
     devices_per_host: int = 1,
     *,
+    nodes_per_island: int = 1,
+    fabric: str | None = None,
+    trusted_fabric: bool = False,
     platform: str | None = None,
     start_timeout_s: float = ClusterOptions.start_timeout_s,
     listening: Listening | None = None,
@@ -73,9 +77,12 @@ def start_ray_cluster(
 
     Args:
         placement: what Ray is asked for.
-        islands: number of islands; each is one actor.
+        islands: number of islands.
         hosts_per_island: number of host processes per island.
         devices_per_host: number of devices per host.
+        nodes_per_island: over how many actors, and so nodes, the hosts of an island are spread, as many on each.
+        fabric: see `AgentHandle`; needed for islands on several nodes.
+        trusted_fabric: see `AgentHandle`.
         platform: `cpu`, `cuda`, `rocm` or `tpu`. None: what the resources of a host say, see `RayPlacement.platform`.
         start_timeout_s: seconds until everything must be there.
         listening: where the controller listens. Its address is empty, or it is None: at any free port of the address by
@@ -91,11 +98,12 @@ def start_ray_cluster(
     ClusterOptions(islands, hosts_per_island, devices_per_host).machine_of_hosts  # noqa: B018 it checks the numbers
     chosen = platform or placement.platform
     placement.check(devices_per_host, chosen)
+    parts = _Parts(islands, hosts_per_island, nodes_per_island, fabric, trusted_fabric)
     ray = ray_resources.imported_ray()
     deadline = Deadline(start_timeout_s)
-    handle = RayClusterHandle(ray, ray_resources.connect_ray(ray, placement.address, start_timeout_s))
+    handle = RayClusterHandle(ray, ray_resources.connect_ray(ray, placement.address, start_timeout_s), parts)
     try:
-        handle.reserve(placement, islands, hosts_per_island, deadline)
+        handle.reserve(placement, deadline)
         asked = listening or Listening("")
         where = asked.address or f"{_bracketed(ray.util.get_node_ip_address())}:0"
         handle.start(
@@ -121,25 +129,57 @@ def start_ray_cluster(
     return handle
 
 
+class _Parts:
+    """The parts of islands that are on one node each: `nodes` of them for each island, numbered island by island."""
+
+    def __init__(self, islands: int, hosts_per_island: int, nodes: int, fabric: str | None, is_trusted: bool) -> None:
+        """Raises:
+        OptionError: the hosts of an island do not divide among so many nodes, or there is no fabric for that.
+        """
+        if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1 or hosts_per_island % nodes:
+            raise errors.OptionError(
+                f"the {hosts_per_island} hosts of an island cannot be spread over nodes_per_island={nodes!r} nodes, as "
+                "many on each"
+            )
+        if nodes > 1 and fabric is None:
+            raise errors.OptionError(
+                f"nodes_per_island={nodes} needs fabric=, the network of the islands' collectives, such as 10.1.0.0/16"
+            )
+        self.count = islands * nodes
+        self.hosts = hosts_per_island // nodes  # of each
+        self.fabric: dict[str, Any] = {} if nodes == 1 else {"fabric": fabric, "trusted_fabric": is_trusted}
+        self._nodes = nodes
+
+    def island_of(self, part: int) -> int:
+        """The island of a part."""
+        return part // self._nodes
+
+    def name_of(self, part: int) -> str:
+        """For people."""
+        island, node = divmod(part, self._nodes)
+        return f"island {island}" if self._nodes == 1 else f"part {node} of island {island}"
+
+
 class RayClusterHandle:
     """A cluster with its agents in Ray, which this process started and owns. `close` from one thread at a time."""
 
-    def __init__(self, ray: Any, connection: RayConnection) -> None:
+    def __init__(self, ray: Any, connection: RayConnection, parts: _Parts) -> None:
         """Starts nothing yet."""
         self._ray = ray
         self._connection = connection
+        self._parts = parts
         self._pid = os.getpid()
         self._is_closed = False
         self._group: Any = None
         self._bundle: dict[str, float] = {}
         self._options: dict[str, Any] = {}
         self._local: Any = None
-        self._actors: dict[int, Any] = {}  # by island
-        # The islands of the calls of `RayAgent.run` under way.
+        self._actors: dict[int, Any] = {}  # by part
+        # The parts of the calls of `RayAgent.run` under way.
         self._runs: dict[concurrent.futures.Future[str], int] = {}
-        self._starts_at: dict[int, float] = {}  # islands whose agent starts again at that moment
+        self._starts_at: dict[int, float] = {}  # parts whose agent starts again at that moment
         self._pauses: dict[int, float] = {}
-        #: Why the agent of an island ended last.
+        #: Why the agent of a part ended last.
         self.failures: dict[int, str] = {}
         self._is_ending = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -168,29 +208,30 @@ class RayClusterHandle:
 
     # ---- start
 
-    def reserve(self, placement: RayPlacement, islands: int, hosts: int, deadline: Deadline) -> None:
-        """Gets a bundle for each island from Ray.
+    def reserve(self, placement: RayPlacement, deadline: Deadline) -> None:
+        """Gets a bundle for each part from Ray.
 
         Raises:
             ConnectError: the Ray cluster does not have them, or others have them.
         """
-        self._bundle = placement.bundle(hosts)
-        self._options = placement.actor_options(hosts)
-        self._group = ray_resources.reserve(self._ray, placement, islands, hosts, deadline)
+        parts = self._parts
+        self._bundle = placement.bundle(parts.hosts)
+        self._options = placement.actor_options(parts.hosts)
+        self._group = ray_resources.reserve(self._ray, placement, parts.count, parts.hosts, deadline)
 
     def start(self, start_controller: Callable[[], Any], deadline: Deadline) -> None:
         """Starts the controller, then the agents; waits until all their devices are there."""
         self._local = start_controller()
         topology = self.control.topology
-        for island in range(len(topology.islands)):
-            self._actors[island] = self._new_actor(island)
-            self._start_agent(island)
+        for part in range(self._parts.count):
+            self._actors[part] = self._new_actor(part)
+            self._start_agent(part)
         while True:
             self._wait_ended(_LOOK_S)
-            for island, why, is_final in self._ended():
+            for part, why, is_final in self._ended():
                 if is_final:
                     raise errors.from_text(why, errors.ConnectError)
-                self._start_later(island, why)
+                self._start_later(part, why)
             self._start_due()
             there = self.control.hosts_there()
             if there == topology.hosts:
@@ -198,7 +239,9 @@ class RayClusterHandle:
             if (failure := self.control.failure()) is not None:
                 raise failure
             if deadline.passed:
-                reasons = "".join(f" Island {island}: {why}" for island, why in sorted(self.failures.items()))
+                reasons = "".join(
+                    f" {self._parts.name_of(part).capitalize()}: {why}" for part, why in sorted(self.failures.items())
+                )
                 raise errors.ConnectError(
                     f"{there} of {topology.hosts} hosts were there after {self._local.options.start_timeout_s:g} s. "
                     f"The agents dial {self.port}: can Ray's nodes reach it?{reasons}"
@@ -207,25 +250,26 @@ class RayClusterHandle:
         self._watcher = threading.Thread(target=self._watch, name="pathways-ray", daemon=True)
         self._watcher.start()
 
-    def _new_actor(self, island: int) -> Any:
+    def _new_actor(self, part: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=island)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=part)
         options = {**self._options, "scheduling_strategy": strategy}
         return self._ray.remote(RayAgent).options(max_restarts=-1, max_concurrency=2, **options).remote()
 
-    def _start_agent(self, island: int) -> None:
+    def _start_agent(self, part: int) -> None:
         local = self._local
         options = local.options
         token = Tokens(authority_folder(local.directory)).make(Role.HOST, TOKEN_S)
         shape = {
-            "hosts": options.hosts_per_island,
+            "hosts": self._parts.hosts,
             "devices_per_host": options.devices_per_host,
             "platform": local.platform,
+            **self._parts.fabric,
         }
         is_encrypted = not local.insecure_plaintext
-        run = self._actors[island].run.remote(local.port, token, is_encrypted, island, shape)
-        self._runs[run.future()] = island
+        run = self._actors[part].run.remote(local.port, token, is_encrypted, self._parts.island_of(part), shape)
+        self._runs[run.future()] = part
 
     # ---- healing (RAY-2)
 
@@ -238,12 +282,12 @@ class RayClusterHandle:
             try:
                 if not self._connection.is_there():
                     return
-                for island, why, _ in self._ended():
+                for part, why, _ in self._ended():
                     if isinstance(errors.from_text(why, errors.ConnectError), errors.ClusterClosedError):
-                        self._let_go(island, why)
+                        self._let_go(part, why)
                         continue
-                    _log.warning("the agent of island %d ended and is started again: %s", island, why)
-                    self._start_later(island, why)
+                    _log.warning("the agent of %s ended and is started again: %s", self._parts.name_of(part), why)
+                    self._start_later(part, why)
                 self._start_due()
             except Exception as error:
                 _log.warning("Ray does not answer; agents that end are not started again until it does: %s", error)
@@ -257,10 +301,10 @@ class RayClusterHandle:
         return bool(concurrent.futures.wait(self._runs, timeout_s, concurrent.futures.FIRST_COMPLETED).done)
 
     def _ended(self) -> list[tuple[int, str, bool]]:
-        """Islands whose agent ended since the last call, why, and whether another start would end in the same way."""
+        """Parts whose agent ended since the last call, why, and whether another start would end in the same way."""
         ray, found = self._ray, []
         for run in [run for run in self._runs if run.done()]:
-            island, is_final = self._runs.pop(run), False
+            part, is_final = self._runs.pop(run), False
             try:
                 why = run.result() or "ConnectError: somebody told it to end"
                 is_final = isinstance(errors.from_text(why, errors.ConnectError), _FINAL)
@@ -268,38 +312,38 @@ class RayClusterHandle:
                 why = f"ConnectError: Ray gave its actor up: {_short(error)}"
                 is_final = "pathways" in str(error) and "ModuleNotFoundError" in str(error)
                 if not self._is_ending.is_set():
-                    self._actors[island] = self._new_actor(island)
+                    self._actors[part] = self._new_actor(part)
             except ray_resources.failures_of(ray) as error:
                 why = f"ConnectError: its actor failed: {_short(error)}"
-            found.append((island, why, is_final))
+            found.append((part, why, is_final))
         return found
 
-    def _let_go(self, island: int, why: str) -> None:
-        """Ends the actor of an island whose machine was drained."""
-        _log.info("island %d has left: %s", island, why)
-        self.failures[island] = why
-        self._starts_at.pop(island, None)
-        self._ray.kill(self._actors.pop(island))
+    def _let_go(self, part: int, why: str) -> None:
+        """Ends the actor of a part whose machine was drained."""
+        _log.info("%s has left: %s", self._parts.name_of(part), why)
+        self.failures[part] = why
+        self._starts_at.pop(part, None)
+        self._ray.kill(self._actors.pop(part))
 
-    def _start_later(self, island: int, why: str) -> None:
+    def _start_later(self, part: int, why: str) -> None:
         """An agent that ends soon after its start waits longer each time."""
         now = time.monotonic()
-        last = self._starts_at.get(island, 0.0)
-        pause = self._pauses.get(island, 0.0)
+        last = self._starts_at.get(part, 0.0)
+        pause = self._pauses.get(part, 0.0)
         is_soon = now - last < 4 * LONGEST_PAUSE_S
-        self._pauses[island] = min(2 * pause, LONGEST_PAUSE_S) if pause and is_soon else FIRST_PAUSE_S
-        self._starts_at[island] = now + self._pauses[island]
-        self.failures[island] = why
+        self._pauses[part] = min(2 * pause, LONGEST_PAUSE_S) if pause and is_soon else FIRST_PAUSE_S
+        self._starts_at[part] = now + self._pauses[part]
+        self.failures[part] = why
 
     def _due(self) -> list[int]:
-        """Islands whose agent is to start again now."""
+        """Parts whose agent is to start again now."""
         now, running = time.monotonic(), set(self._runs.values())
-        return [island for island, moment in self._starts_at.items() if moment <= now and island not in running]
+        return [part for part, moment in self._starts_at.items() if moment <= now and part not in running]
 
     def _start_due(self) -> None:
-        for island in self._due():
+        for part in self._due():
             if not self._is_ending.is_set():
-                self._start_agent(island)
+                self._start_agent(part)
 
     # ---- the end
 

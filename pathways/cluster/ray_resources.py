@@ -1,4 +1,4 @@
-"""What a cluster asks of Ray: a connection, and a placement group with one bundle per island.
+"""What a cluster asks of Ray: a connection, and a placement group with a bundle for each part of an island.
 
 Ray is imported only when a cluster on Ray is started: see `imported_ray`.
 """
@@ -33,7 +33,7 @@ class RayPlacement:
     Args:
         resources_per_host: of Ray, by name, as {"GPU": 8}; a CPU for each host, unless "CPU" is among them.
         address: of the Ray cluster: "auto", "HOST:PORT", "ray://HOST:PORT", or "local" for a new one on this machine.
-        strategy: how the islands are placed, one of `STRATEGIES`. An island is always on one node.
+        strategy: how the islands, or their parts, are placed, one of `STRATEGIES`.
         labels: only nodes with these labels are used.
         runtime_env: of the actors, as Ray understands it.
         wait_for_resources: what the Ray cluster does not have may still come, because it grows by itself.
@@ -85,7 +85,7 @@ class RayPlacement:
             )
 
     def bundle(self, hosts: int) -> dict[str, float]:
-        """The resources of an island of so many hosts."""
+        """The resources of so many hosts."""
         each = {"CPU": 1.0, **(self.resources_per_host or {})}
         return {name: amount * hosts for name, amount in each.items() if amount > 0}
 
@@ -223,17 +223,17 @@ def _check_reachable(address: str, timeout_s: float) -> None:
         ) from None
 
 
-def reserve(ray: Any, placement: RayPlacement, islands: int, hosts: int, deadline: Deadline) -> Any:
-    """A placement group with one bundle per island, when Ray has given it.
+def reserve(ray: Any, placement: RayPlacement, parts: int, hosts: int, deadline: Deadline) -> Any:
+    """A placement group with one bundle for each part of an island, of so many hosts, when Ray has given it.
 
     Raises:
         ConnectError: the cluster does not have the resources; or it has, and they were not free in time.
     """
     bundle = placement.bundle(hosts)
-    if not placement.wait_for_resources and (missing := missing_resources(ray, placement, islands, bundle)):
+    if not placement.wait_for_resources and (missing := missing_resources(ray, placement, parts, bundle)):
         raise errors.ConnectError(
-            f"the Ray cluster does not have what {islands} islands of {hosts} hosts need: {missing}. Ask for less, or "
-            "add nodes. If this Ray cluster grows by itself, ask with wait_for_resources=True"
+            f"the Ray cluster does not have what {parts} actors of {hosts} hosts each need: {missing}. Ask for less, "
+            "or add nodes. If this Ray cluster grows by itself, ask with wait_for_resources=True"
         )
     from ray.util.placement_group import placement_group
 
@@ -241,16 +241,16 @@ def reserve(ray: Any, placement: RayPlacement, islands: int, hosts: int, deadlin
     if placement.labels:
         if "bundle_label_selector" not in inspect.signature(placement_group).parameters:
             raise errors.OptionError(f"labels= needs a newer ray than {ray.__version__}")
-        more["bundle_label_selector"] = [dict(placement.labels)] * islands
+        more["bundle_label_selector"] = [dict(placement.labels)] * parts
     name = f"pathways-{secrets.token_hex(4)}"  # for `ray list placement-groups`; Ray refuses a name that is taken
-    group = placement_group([bundle] * islands, strategy=placement.strategy, name=name, **more)
+    group = placement_group([bundle] * parts, strategy=placement.strategy, name=name, **more)
     try:
         while not group.wait(deadline.left(1.0)):
             if deadline.passed:
                 free = _shown(ray.available_resources(), bundle)
-                missing = missing_resources(ray, placement, islands, bundle)
+                missing = missing_resources(ray, placement, parts, bundle)
                 raise errors.ConnectError(
-                    f"Ray did not place {islands} islands ({placement.strategy}) of {_shown(bundle, bundle)} each in "
+                    f"Ray did not place {parts} actors ({placement.strategy}) of {_shown(bundle, bundle)} each in "
                     f"time; free in all is {free}"
                     + (f"; the cluster does not have {missing}" if missing else "; others use the rest")
                     + (f"; only nodes with the labels {dict(placement.labels)} will do" if placement.labels else "")

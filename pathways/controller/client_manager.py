@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pathways import errors
@@ -34,6 +36,8 @@ from pathways.protocol import control_pb2 as pb
 ATTACH_TIMEOUT_S = 20.0
 #: For a host on another machine: its network may be slow. Its link tells whether it lives.
 FAR_ATTACH_TIMEOUT_S = 120.0
+#: A client that joins waits so long, in seconds, for hosts on other machines. Then its slices there wait (`attached`).
+JOIN_WAIT_S = 3.0
 
 
 class ClientManager:
@@ -137,8 +141,7 @@ class ClientManager:
         self.cluster.agents.add_client(client.number, connection.segment, connection.link)
         try:
             # A host that is still starting gets every client when it is ready: see `serve`.
-            served = [host for host in self.cluster.hosts if host.is_served]
-            await asyncio.gather(*(self._attach(host, client) for host in served))
+            await self._attach_to_all(client)
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
             limits = client_limits.native(self.cluster.native, terms)
@@ -159,6 +162,35 @@ class ClientManager:
         except (RuntimeError, ValueError) as error:
             raise _no_sense(error) from error
         return futures
+
+    async def _attach_to_all(self, client: ClientRecord) -> None:
+        """Gives a client to all hosts. Hosts of other machines that do not answer soon keep only the client's slices
+        there waiting, not the client (FAULT-1).
+        """
+        near, far = [], []
+        for host in (host for host in self.cluster.hosts if host.is_served):
+            if self.cluster.placement.of(host.number).shares_memory:
+                near.append(self._attach(host, client))
+            else:
+                task = asyncio.ensure_future(self._attach(host, client))
+                client.attaching[host.number] = task
+                task.add_done_callback(functools.partial(self._attached, client, host.number))
+                far.append(task)
+        await asyncio.gather(*near)
+        if far:
+            await asyncio.wait(far, timeout=JOIN_WAIT_S)
+
+    def _attached(self, client: ClientRecord, host: int, task: asyncio.Task[None]) -> None:
+        if client.attaching.get(host) is task:
+            del client.attaching[host]
+        if not task.cancelled() and (error := task.exception()) is not None and not self.cluster.done.done():
+            traceback.print_exception(error)
+            self.remove(client.number)
+
+    async def attached(self, client: ClientRecord, hosts: Iterable[int]) -> None:
+        """Waits until these hosts have the client, or are lost."""
+        if waiting := [client.attaching[host] for host in hosts if host in client.attaching]:
+            await asyncio.wait(waiting)
 
     async def _attach(self, host: HostRecord, client: ClientRecord) -> None:
         number = client.number
@@ -198,6 +230,11 @@ class ClientManager:
         self.suspension.client_gone(number)
         self.callbacks.stop_answering(client)
         self.slice_moves.close(client)
+        for attaching in client.attaching.values():
+            attaching.cancel()
+        for host in self.cluster.hosts:
+            if host.is_served and host.opened_at < 0:
+                host.gone.append(number)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)  # it notifies the hosts, behind the client's runs
         # Unmap and close the segments now. Client and connection refer to each other, so without this the memory would

@@ -6,7 +6,7 @@ END-1: nothing waits for a host that is lost (ERR-2).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
@@ -47,12 +47,17 @@ class HostRequests:
         finally:
             answer.cancel()
 
-    def expect_all(self, client: int) -> tuple[int, list[asyncio.Future[pb.HostReport | None]]]:
+    def expect_all(
+        self, client: int, without: Container[int] = ()
+    ) -> tuple[int, list[asyncio.Future[pb.HostReport | None]]]:
         """The number of a request that every host gets in the order, as a command for a client, and their answers.
-        They fail when the client is gone (OWN-1).
+        They fail when the client is gone (OWN-1). Hosts that are not in the order get no such request. `without`: hosts
+        that do not have the client yet: they do not answer.
         """
         number = self._answers.new_number()
-        return number, [self._answers.expect(host.number, number, client) for host in self._cluster.hosts]
+        there = [host for host in self._cluster.hosts if host.opened_at >= 0 and not host.is_lost]
+        asked = [host.number for host in there if host.number not in without]
+        return number, [self._answers.expect(host, number, client) for host in asked]
 
     async def hand_over(
         self, host: HostRecord, request: pb.HostRequest, message: fd_passing.Message, segment: Any, timeout_s: float

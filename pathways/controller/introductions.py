@@ -25,8 +25,8 @@ Invariants:
     for which of them it does not. All of them have failed. A start that follows a failed one has an exchange of its
     own, so that an island that cannot start does not take others along again.
 
-    A host on another machine that refuses a new one, or does not answer, is evicted instead (FAULT-1): nobody else's
-    start may hang on what it says.
+    A host on another machine that refuses a new one, or does not answer in `FAR_ANSWER_S`, is evicted instead
+    (FAULT-1): nobody else's start may hang on what it says.
 
 Everything here runs on the controller's event loop.
 """
@@ -43,6 +43,9 @@ from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.records import HostRecord, Island, Peers
 from pathways.protocol import control_pb2 as pb
+
+#: A host on another machine has so long, in seconds, to say that it knows the new ones: starts of others wait for it.
+FAR_ANSWER_S = 30.0
 
 
 class Start:
@@ -180,7 +183,10 @@ class Introductions:
         self, other: HostRecord, starts: Sequence[Start], request: pb.ReplacePeers, segments: Mapping[int, Any]
     ) -> None:
         """Tells a host of the new ones. Returns when it uses nothing of their predecessors, or is lost itself."""
+        is_near = self._cluster.placement.of(other.number).shares_memory
         limit = self._cluster.config.options.start_timeout_s  # the host itself may still be starting
+        if other.is_served and not is_near:
+            limit = FAR_ANSWER_S
         new = {host: start for start in starts for host in start.island.hosts}
         try:
             refused = await self._requests.replace_peers(other, request, segments, limit)
@@ -188,7 +194,7 @@ class Introductions:
             refused = dict.fromkeys(new, str(error))
         for host, why in refused.items():
             why = f"{other.name} could not take the successor of host {host}: {why}"
-            if self._cluster.placement.of(other.number).shares_memory:
+            if is_near:
                 new[host].fail(errors.HostLostError(why))
             elif not other.is_lost:  # it shares no memory with the new ones, so nothing can be wrong
                 self._cluster.evict(other, why)

@@ -38,6 +38,8 @@ class HostRecord:
     is_served: bool = False  # it gets new clients and programs at once
     is_lost: bool = False
     opened_at: int = -1  # number of losses in the cluster before it entered the order; -1: not entered
+    #: Clients that it may know, and that have left before it entered the order.
+    gone: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -184,6 +186,7 @@ class ClientRecord:
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     groups: set[int] = dataclasses.field(default_factory=set)  # of hosts, that it has named
+    attaching: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)  # by host: it has not answered
     suspended: bool = False
     stays_away: bool = False  # somebody asked for it to be suspended, and has not asked for it to be resumed
     variables: pb.VariablesRequest = dataclasses.field(default_factory=pb.VariablesRequest)  # as it has named them

@@ -159,7 +159,7 @@ class Islands:
             await start.introduced
             await self.client_manager.serve(hosts)
             for host in hosts:
-                self.cluster.controller.restore_host(host.number, host.segment)
+                self.cluster.controller.restore_host(host.number, host.segment, host.gone)
                 host.opened_at = self._losses
             island.is_up = True
             island.task = None

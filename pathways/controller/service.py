@@ -143,7 +143,15 @@ class ControllerService(rpc.ControllerServicer):
         _check_count("slices", client.slices)
         binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
         client.slices.add(binding.slice_id)
-        return dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
+        reply = dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
+        try:
+            await self._client_manager.attached(client, binding.hosts)
+        except asyncio.CancelledError:  # nobody hears of the slice
+            if binding.slice_id in client.slices:
+                client.slices.remove(binding.slice_id)
+                self._cluster.resources.release(binding.slice_id)
+            raise
+        return reply
 
     @_refusing
     async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> Empty:  # noqa: D102
@@ -154,9 +162,11 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def RemapSlice(self, request: pb.RemapSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
-        self._owner(context, request.slice_id)
+        client = self._owner(context, request.slice_id)
         binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices), tuple(request.shape))
-        return dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
+        reply = dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
+        await self._client_manager.attached(client, binding.hosts)
+        return reply
 
     @_refusing
     async def EndRemap(self, request: pb.EndRemapRequest, context: Any) -> Empty:  # noqa: D102

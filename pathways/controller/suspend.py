@@ -75,7 +75,7 @@ class Suspension:
     async def _ask(self, client: int, kind: int, to_disk: bool) -> list[tuple[str, int]]:
         if client not in self._clients:
             raise _gone(client)
-        number, answers = self._requests.expect_all(client)
+        number, answers = self._requests.expect_all(client, without=self._clients[client].attaching)
         try:
             self._cluster.controller.command_for(client, kind, payloads.offload(number, to_disk))
             reports = await asyncio.gather(*map(self._cluster.unless_ended, answers))

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "controller/played.h"
 
@@ -17,9 +18,9 @@ struct Loss : Cluster {
     controller->add_group(4, {2});
   }
   void lose(uint32_t h) { EXPECT_EQ(controller->lose_hosts({h}, kWhy), ++losses); }
-  void restore(uint32_t h) {
+  void restore(uint32_t h, const std::vector<uint32_t>& gone = {}) {
     auto fresh = std::make_unique<PlayedHost>(h, 3, block);
-    controller->restore_host(h, fresh->block);
+    controller->restore_host(h, fresh->block, gone);
     hosts[h] = std::move(fresh);  // the old memory goes: nobody may touch it
   }
   uint64_t put(GroupId group) {

@@ -317,10 +317,25 @@ TEST_F(Loss, AClientLeavesMeanwhile) {
     EXPECT_EQ(hosts[h]->next_kind(), RecordKind::kHostLost);
     EXPECT_EQ(hosts[h]->next_kind(), RecordKind::kClientGone);
   }
-  restore(1);
+  EXPECT_TRUE(controller->is_idle());  // it may never come back, so nothing waits for it
+  restore(1, {1});
+  pass();
   EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kClientGone);
   EXPECT_TRUE(hosts[1]->next().empty());
+}
+
+TEST_F(Loss, WhatTheControllerSaysForAClientConcernsNoLostHost) {
+  lose(1);
+  controller->command_for(0, CommandKind::kOffload, {});
+  pass();
+  for (const uint32_t h : {0u, 2u}) {
+    EXPECT_EQ(hosts[h]->next_kind(), RecordKind::kHostLost);
+    EXPECT_EQ(hosts[h]->next_kind(), RecordKind::kCommand);
+  }
   EXPECT_TRUE(controller->is_idle());
+  restore(1);
+  pass();
+  EXPECT_TRUE(hosts[1]->next().empty());
 }
 
 TEST_F(Loss, TwoHostsAndAgain) {

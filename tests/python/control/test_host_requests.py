@@ -25,7 +25,9 @@ class Cluster:
 
     def __init__(self, hosts: int = 2) -> None:
         self.hosts = [
-            types.SimpleNamespace(number=number, is_lost=False, name=f"host {number}", requests=asyncio.Queue())
+            types.SimpleNamespace(
+                number=number, is_lost=False, opened_at=0, name=f"host {number}", requests=asyncio.Queue()
+            )
             for number in range(hosts)
         ]
 
@@ -76,6 +78,7 @@ def test_nothing_waits_for_who_is_gone() -> None:
     async def play(cluster: Any, requests: HostRequests) -> None:
         one, other = cluster.hosts
         waiting = asyncio.ensure_future(requests.ask(one, pb.HostRequest(trace=TRACE)))
+        assert len(requests.expect_all(7, without={other.number})[1]) == 1, "a host that lacks the client says nothing"
         number, moved = requests.expect_all(7)
         await asked(one)
         requests.host_lost(one)

@@ -16,6 +16,7 @@ import pytest
 from introduction_cases import World
 
 from pathways import errors
+from pathways.controller import introductions
 from pathways.host.main import HostProcess
 from pathways.protocol import control_pb2 as pb
 
@@ -155,11 +156,14 @@ def test_a_refused_successor_harms_no_other(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["refuses", "is silent"])
-def test_a_machine_that_does_not_take_others_is_put_out(tmp_path: pathlib.Path, is_silent: bool) -> None:
+def test_a_machine_that_does_not_take_others_is_put_out(
+    tmp_path: pathlib.Path, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FAULT-1: nothing of the others lies there, so it lies. Their starts do not hang on it."""
+    monkeypatch.setattr(introductions, "FAR_ANSWER_S", 2.0)
 
     async def run() -> None:
-        async with world(tmp_path, 4, far=True, start_timeout_s=2.0 if is_silent else 20.0) as made:
+        async with world(tmp_path, 4, far=True) as made:
             made.agents.join(*range(4))
             await made.until(lambda: len(made.up()) == 4, "all are up")
             if is_silent:

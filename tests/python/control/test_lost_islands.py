@@ -84,7 +84,7 @@ def test_an_island_is_lost_and_comes_back(start: Callable[..., LocalClusterHandl
     lost, *restored = calls(handle.control, "lose_hosts", "restore_host")
     words = f"HostLostError: host 1 (pid {pid}) was killed by SIGKILL"
     assert lost.startswith(f"lose_hosts [0, 1] {words}") and "fake host 1 starts" in lost
-    assert restored == ["restore_host 0", "restore_host 1"]
+    assert restored == ["restore_host 0 []", "restore_host 1 []"]
     for host in after[:2]:
         assert set(host["attached"]) == {str(handle.control.client_id), str(other.client_id)}
         assert host["registered"] == {str(number): "good ((0, 1),)"}
@@ -196,7 +196,7 @@ def test_two_islands_at_once(start: Callable[..., LocalClusterHandle]) -> None:
     kill(before[3])
     after = back(handle.control, [1, 1, 1, 1, 0, 0])
     assert len(calls(handle.control, "lose_hosts")) == 2
-    assert sorted(calls(handle.control, "restore_host")) == [f"restore_host {number}" for number in range(4)]
+    assert sorted(calls(handle.control, "restore_host")) == [f"restore_host {number} []" for number in range(4)]
     # Whoever was started while the others were away has heard of them since.
     for host in after:
         known = {peer for peer, nbytes in enumerate(host["segments"]) if nbytes}

@@ -230,6 +230,7 @@ def test_slices_and_sets_of_hosts_of_one_client_are_bounded(monkeypatch: pytest.
     numbers = types.SimpleNamespace(bind=lambda binding: binding, group=resources.group)
     asked: Any = service.ControllerService.__new__(service.ControllerService)
     asked._cluster = types.SimpleNamespace(resources=resources, numbers=numbers)
+    asked._client_manager = types.SimpleNamespace(attached=lambda client, hosts: asyncio.sleep(0))
     monkeypatch.setattr(service.ControllerService, "_caller", lambda self, client: clients[client])
 
     class Refused(Exception):

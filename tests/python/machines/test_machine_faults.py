@@ -1,8 +1,8 @@
 """Machines that are lost and come back (ERR-2, LINK-1): hosts, agents, the controller killed beside work that goes on.
 
 Map from label to test:
-    ERR-2   test_a_killed_host, test_a_killed_agent, test_an_agent_that_leaves,
-            test_what_names_a_lost_array_is_told_at_once, test_a_stopped_host
+    ERR-2   test_a_place_that_nobody_takes_holds_nobody_up, test_a_killed_host, test_a_killed_agent,
+            test_an_agent_that_leaves, test_what_names_a_lost_array_is_told_at_once, test_a_stopped_host
     LINK-1  test_a_stopped_agent
 """
 
@@ -12,6 +12,8 @@ import contextlib
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +66,24 @@ def works(call: Any) -> bool:
         return bool(np.array_equal(np.asarray(call(X)), X * 2 + 1))
     except pw.errors.HostLostError:
         return False
+
+
+def test_a_place_that_nobody_takes_holds_nobody_up() -> None:
+    """Clients are suspended and leave beside it, and nothing is kept for it. Whoever takes it later has missed nothing
+    (ERR-2, OWN-1).
+    """
+    with MachineCluster(2, 1, 2, agents=1) as machines, machines.connect() as cluster:
+        kept = placed(cluster, 0)(X)
+        assert cluster.suspend() > 0
+        assert cluster.resume() > 0
+        np.testing.assert_array_equal(np.asarray(kept), X * 2 + 1)
+        code = f"import pathways as pw\nfor _ in range(5): pw.connect({machines.address!r}).close()"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+        assert cluster.stats()["controller"]["waiting"] == 0
+        machines.start_agent("m1")
+        cluster.wait_for(4, 120)
+        assert works(placed(cluster, 1))
+        assert cluster.suspend() > 0
 
 
 def check_lost_and_back(cluster: pw.Cluster, end: Any) -> None:

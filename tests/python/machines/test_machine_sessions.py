@@ -3,7 +3,8 @@ clients and other hosts, that says nothing, or that speaks for programs of other
 on. The hosts are the test itself (`false_hosts.py`); so is the honest one, which has nothing to do.
 
 Map from label to test:
-    FAULT-1  test_a_host_that_refuses_everybody, test_what_no_host_says
+    FAULT-1  test_a_host_that_refuses_everybody, test_a_host_that_does_not_take_clients_keeps_none_out,
+             test_a_host_that_does_not_take_others_keeps_none_out, test_what_no_host_says
     TRUST-1  test_a_host_speaks_for_its_own_programs
 """
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import threading
 from collections.abc import Iterator
 
 import pytest
 from control_clusters import eventually
-from false_hosts import FalseHost, willing
+from false_hosts import Answer, FalseHost, willing
 from machines import MachineCluster
 
 import pathways as pw
@@ -95,6 +97,43 @@ def test_a_host_that_refuses_everybody(scene: Scene, comes_refusing: bool) -> No
     assert "is evicted" not in scene.log().replace("the agent", "")
     with contextlib.closing(scene.connect()) as second:
         assert second.stats()["clients"]
+
+
+def silent_to(what: str) -> Answer:
+    return lambda request: None if request.WhichOneof("what") == what else willing(request)
+
+
+def test_a_host_that_does_not_take_others_keeps_none_out(scene: Scene) -> None:
+    """It has half a minute; a host here has as long as it takes to start."""
+    evil = scene.host("evil")
+    eventually(lambda: scene.is_up(evil), "it is there")
+    evil.answer = silent_to("replace_peers")
+    third = scene.host("third")
+    eventually(lambda: scene.is_up(third), "another machine joins", 100.0)
+    eventually(lambda: "the agent evil of island 1 is lost" in scene.log(), "it is evicted")
+
+
+def test_a_host_that_does_not_take_clients_keeps_none_out(scene: Scene) -> None:
+    """It may be slow, so it has two minutes. Meanwhile clients come in; only their slices there wait."""
+    evil = scene.host("evil")
+    eventually(lambda: scene.is_up(evil), "it is there")
+    evil.answer = silent_to("attach_client")
+    taken = threading.Event()
+    with contextlib.closing(scene.connect()) as second:
+        devices = pw.make_virtual_device_set(second)
+        assert devices.add_slice(devices=1, island=scene.honest.number).devices
+
+        def take_slice() -> None:
+            with contextlib.suppress(pw.errors.PathwaysError):
+                devices.add_slice(devices=1, island=evil.number)
+            taken.set()
+
+        waiting = threading.Thread(target=take_slice)
+        waiting.start()
+        assert not taken.wait(1.0), "the host does not know the client"
+        assert scene.is_up(evil)
+        evil.close()
+        waiting.join()
 
 
 @pytest.mark.parametrize(

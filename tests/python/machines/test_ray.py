@@ -363,6 +363,29 @@ def test_what_the_ray_cluster_does_not_have_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.watchdog(600)
+def test_an_island_on_two_nodes(ray_cluster: RayNodes) -> None:
+    """One computation runs on hosts of both; when one part dies, the island comes back whole."""
+    shape = {"islands": 1, "hosts_per_island": 2, "devices_per_host": 2, "nodes_per_island": 2, "fabric": "lo"}
+    asked = {"platform": "cpu", "resources_per_host": {"GPU": 2}, "ray_address": ray_cluster.address}
+    with pw.connect(pw.RayCluster(**shape, **asked, start_timeout_s=START_S)) as cluster:
+        whole = pw.make_virtual_device_set(cluster).add_slice(devices=4)
+        add_sum = pw.jit(lambda x: x + x.sum(), devices=whole)
+        np.testing.assert_array_equal(np.asarray(add_sum(X)), X + X.sum())
+        actors = [actor_of(pid) for pid in host_pids(cluster)]
+        assert len({actor.ppid() for actor in actors}) == 2, "SPREAD: each part on a node of its own"
+        machines = cluster.stats()["machines"]
+        assert [each["fabric"] for each in machines] == ["127.0.0.1"] * 2
+        actors[1].kill()
+        with pytest.raises(pw.errors.HostLostError):
+            for _ in range(1000):
+                np.asarray(add_sum(X))
+        cluster.wait_for(4, START_S)
+        eventually(lambda: states(cluster) == ["up", "up"], "the island is back", START_S)
+        np.testing.assert_array_equal(np.asarray(add_sum(X)), X + X.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
 def test_up_on_ray(ray_cluster: RayNodes) -> None:
     command = [sys.executable, "-m", "pathways", "up", "--on", "ray", "--ray-address", ray_cluster.address]
     command += ["--islands", "2", "--hosts-per-island", "2", "--resource", "GPU=1", "--platform", "cpu"]
@@ -389,6 +412,9 @@ def test_options_that_make_no_sense() -> None:
         ({"resources_per_host": {"CPU": 0}}, "asks Ray for nothing"),
         ({"resources_per_host": {"GPU": 1}, "devices_per_host": 2}, "ask for GPU: 2"),
         ({"platform": "rocm"}, "ask for GPU: 1"),
+        ({"hosts_per_island": 3, "nodes_per_island": 2, "fabric": "lo"}, "the 3 hosts of an island cannot be spread"),
+        ({"hosts_per_island": 2, "nodes_per_island": 0}, "cannot be spread"),
+        ({"hosts_per_island": 2, "nodes_per_island": 2}, "needs fabric="),
     ):
         with pytest.raises(pw.errors.OptionError, match=message):
             pw.connect(pw.RayCluster(**asked))
