@@ -1,4 +1,4 @@
-"""The links and tunnels of a loop: one slow, silent or wrong peer among others.
+"""The links of a loop: one slow, silent or wrong peer among others.
 
 - LINK-1: each link breaks by itself, once, with its reason; the others go on.
 - POOL-2: a peer that reads nothing does not hold up what others are sent.
@@ -6,42 +6,22 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
+from transport_cases import DEADLINE_S, loop, threads_named, wait_for
 
 from pathways import _native
-from pathways.transport import links, tunnels
+from pathways.transport import links
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop, Served
-from pathways.transport.tunnels import Tunnels, TunnelServer
 
-_DEADLINE_S = 20.0
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
-def threads_named(begin: str) -> list[threading.Thread]:
-    """Those of this process with such a name: others come and go as other tests' clusters please."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith(begin)]
-
-
-def cpu_s(thread: threading.Thread) -> float:
-    """The processor's time that the thread has taken."""
-    (found,) = (each for each in psutil.Process().threads() if each.id == thread.native_id)
-    return float(found.user_time + found.system_time)
+__all__ = ["loop"]
 
 
 class Pair:
@@ -63,14 +43,6 @@ class Pair:
         self.member.close()
         for connection in self.connections:
             connection.close()
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop("pw-test")
-    yield made
-    made.close()
-    wait_for(lambda: not threads_named("pw-test"))
 
 
 @pytest.fixture
@@ -105,13 +77,13 @@ def pongs_in(data: bytes | bytearray) -> int:
 
 
 def read_some(pair: Pair) -> None:
-    pair.hears.settimeout(_DEADLINE_S)
+    pair.hears.settimeout(DEADLINE_S)
     assert pair.hears.recv(1 << 16)
 
 
 def read_pongs(pair: Pair, count: int) -> None:
     data = bytearray()
-    pair.hears.settimeout(_DEADLINE_S)
+    pair.hears.settimeout(DEADLINE_S)
     while pongs_in(data) < count:
         piece = pair.hears.recv(1 << 20)
         assert piece
@@ -170,7 +142,7 @@ def test_who_reads_nothing_holds_nobody_up(pool: Links) -> None:
         read_pongs(quick, 20)
         assert stuck.member.sending.kept_bytes > 0
         read_pongs(stuck, many)
-        writer.join(_DEADLINE_S)
+        writer.join(DEADLINE_S)
         stuck.says.sendall(ping() * 3)
         read_pongs(stuck, 3)
         assert not stuck.reasons and not quick.reasons
@@ -212,7 +184,7 @@ def test_slow_is_not_silent(pool: Links, monkeypatch: pytest.MonkeyPatch) -> Non
         writer = threading.Thread(target=pair.says.sendall, args=(ping() * 40_000,), daemon=True)
         writer.start()
         wait_for(lambda: pair.member.sending.kept_bytes > 0)
-        writer.join(_DEADLINE_S)
+        writer.join(DEADLINE_S)
         frame = ping()
         for byte in frame:  # 3.6 s; of a Unix socket, the kernel counts pieces of 32 KiB
             assert pair.hears.recv(1 << 14)
@@ -329,187 +301,3 @@ def test_links_of_a_closed_pool_close(loop: Loop) -> None:
 
 
 # Tunnels.
-
-
-class Server:
-    """Listens at a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen()
-        self.listener.settimeout(_DEADLINE_S)
-
-    def accept(self) -> socket.socket:
-        connection, _ = self.listener.accept()
-        connection.settimeout(_DEADLINE_S)
-        return connection
-
-
-def tunnels_of(splicer: Tunnels, server: Server, count: int) -> list[tuple[socket.socket, socket.socket]]:
-    """So many tunnels: the ends on both sides."""
-    made = []
-    for _ in range(count):
-        mine, other = socket.socketpair()
-        mine.settimeout(_DEADLINE_S)
-        splicer.add_to(server.path, other)
-        made.append((mine, server.accept()))
-    return made
-
-
-def read_all(connection: socket.socket) -> bytes:
-    pieces = []
-    while piece := connection.recv(1 << 20):
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-@pytest.fixture
-def server(tmp_path: Any) -> Iterator[Server]:
-    made = Server(str(tmp_path / "server.sock"))
-    yield made
-    made.listener.close()
-
-
-@pytest.fixture
-def splicer(loop: Loop) -> Iterator[Tunnels]:
-    made = Tunnels(loop)
-    yield made
-    made.close()
-
-
-def test_tunnels_carry_both_ways_and_share_a_thread(splicer: Tunnels, server: Server) -> None:
-    made = tunnels_of(splicer, server, 30)
-    assert len(threads_named("pw-test")) == 1
-    for n, (near, far) in enumerate(made):
-        near.sendall(b"there %d" % n)
-        far.sendall(b"back %d" % n)
-    for n, (near, far) in enumerate(made):
-        assert far.recv(100) == b"there %d" % n
-        assert near.recv(100) == b"back %d" % n
-    for near, far in made:
-        near.close()
-        assert far.recv(1) == b""
-        far.close()
-
-
-@pytest.mark.parametrize("is_near", [True, False])
-def test_what_was_sent_before_the_end_arrives(splicer: Tunnels, server: Server, is_near: bool) -> None:
-    """Also when the other end reads slowly, and has sent bytes that nobody takes any more."""
-    ((near, far),) = tunnels_of(splicer, server, 1)
-    source, target = (near, far) if is_near else (far, near)
-    data = os.urandom(3 << 20)
-    target.setblocking(False)
-    target.send(os.urandom(1 << 16))
-    target.settimeout(_DEADLINE_S)
-    sender = threading.Thread(target=lambda: (source.sendall(data), source.close()), daemon=True)
-    sender.start()
-    time.sleep(0.2)
-    assert read_all(target) == data
-    sender.join()
-    target.close()
-
-
-def test_a_tunnel_that_nobody_reads_holds_no_other_up(
-    splicer: Tunnels, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tunnels, "_LINGER_S", 0.5)
-    (stuck, deaf), (near, far) = tunnels_of(splicer, server, 2)
-    stuck.setblocking(False)
-    sent = 0
-    while True:
-        try:
-            sent += stuck.send(bytes(1 << 16))
-        except BlockingIOError:
-            time.sleep(0.05)
-            try:
-                sent += stuck.send(bytes(1 << 16))
-            except BlockingIOError:
-                break
-    assert 1 << 20 < sent < 4 << 20, "what waits is bounded"
-    (thread,) = threads_named("pw-test")
-    near.sendall(b"x")
-    assert far.recv(1) == b"x"
-    before = cpu_s(thread)
-    time.sleep(0.5)
-    assert cpu_s(thread) - before < 0.3, "waiting costs nothing"
-    deaf.close()
-    wait_for(lambda: len(splicer.open) == 1)
-    for connection in (stuck, near, far):
-        connection.close()
-
-
-def test_who_takes_nothing_after_the_end_is_left(
-    splicer: Tunnels, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tunnels, "_LINGER_S", 0.5)
-    ((near, deaf),) = tunnels_of(splicer, server, 1)
-    near.sendall(bytes(1 << 20))  # fits what may wait, and not the buffers of a socket
-    near.close()
-    wait_for(lambda: not splicer.open)
-    deaf.close()
-
-
-def test_who_hears_of_a_tunnel_s_end_may_fail(
-    splicer: Tunnels, server: Server, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fails() -> None:
-        raise ZeroDivisionError
-
-    ((near, far),) = tunnels_of(splicer, server, 1)
-    mine, other = socket.socketpair()
-    splicer.add_to(server.path, other, fails)
-    server.accept().close()
-    assert mine.recv(1) == b""
-    near.sendall(b"x")
-    assert far.recv(1) == b"x"
-    assert "ZeroDivisionError" in capfd.readouterr().err
-    for connection in (near, far, mine):
-        connection.close()
-
-
-def test_nobody_listens(splicer: Tunnels, tmp_path: Any) -> None:
-    one, other = socket.socketpair()
-    with pytest.raises(OSError):
-        splicer.add_to(str(tmp_path / "nobody"), other)
-    one.close()
-    other.close()
-
-
-def test_closed_tunnels_take_nothing_and_carry_on_what_is_open(server: Server) -> None:
-    loop = Loop("pw-test")
-    splicer = Tunnels(loop)
-    ((near, far),) = tunnels_of(splicer, server, 1)
-    splicer.close()
-    splicer.close()
-    loop.close()
-    loop.close()
-    one, other = socket.socketpair()
-    splicer.add_to(server.path, other)
-    assert one.recv(1) == b""
-    server.accept().close()
-    near.sendall(b"still")
-    assert far.recv(10) == b"still"
-    near.close()
-    wait_for(lambda: not threads_named("pw-test"))
-    far.close()
-    one.close()
-    Loop().close()
-
-
-def test_a_server_whose_other_end_cannot_be_dialled(
-    loop: Loop, tmp_path: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def dial() -> socket.socket:
-        raise ConnectionRefusedError("not there")
-
-    path = str(tmp_path / "tunnel.sock")
-    server = TunnelServer(loop, path, dial)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_DEADLINE_S)
-    connection.connect(path)
-    assert connection.recv(1) == b""
-    connection.close()
-    server.close()
-    assert "a tunnel to the controller could not be opened: not there" in capfd.readouterr().err
