@@ -101,6 +101,8 @@ class _HostLog:
             return await self._source().piece(self._host, self.restart, offset, lines)
         except NoSuchLog as error:
             there = ", ".join(map(str, error.incarnations)) or "none"
+            if self.restart < 0:
+                raise errors.ConnectError(f"host {self._host} has no log: no machine has brought it yet") from None
             raise errors.ConnectError(
                 f"there is no log of host {self._host} after {self.restart} restarts where the host is; there are "
                 f"those after so many restarts: {there}"

@@ -133,8 +133,8 @@ class ResourceManager:
             shape: as many sizes as the slice has axes; the shape stays when there are none.
 
         Raises:
-            SliceError: wrong number of devices, a repeated, unknown or drained one, devices of different islands; or no
-                island has room for the shape.
+            SliceError: wrong number of devices, a repeated, unknown or drained one, devices of different islands or of
+                one that is not there; or no island has room for the shape.
         """
         old = self._get(slice_id)
         sizes = self._checked(shape, old.axis_names)[0] if shape else old.shape
@@ -193,7 +193,10 @@ class ResourceManager:
             raise SliceError(f"a slice lies on one island, but devices {list(new)} lie on islands {sorted(homes)}")
         if closed := self._drained & set(self._topology.hosts_of(new)):
             raise SliceError(f"devices {list(new)} lie on drained hosts {sorted(closed)}; {_UNDRAIN}")
-        return homes.pop(), new
+        island = homes.pop()
+        if island in self._missing:
+            raise SliceError(f"devices {list(new)} are on island {island}, which {self._missing[island]}; {_WAIT}")
+        return island, new
 
     def binding(self, slice_id: int) -> SliceBinding:
         """The current binding of a slice."""

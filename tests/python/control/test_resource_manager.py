@@ -255,6 +255,10 @@ def test_drained_hosts_take_no_slices() -> None:
     assert resources.allocate((4,)).hosts == (3,)
     resources.set_missing(1, "is lost")
     assert resources.places(first.slice_id) == []
+    resources.set_drained([1, 2, 3], False)
+    there = resources.topology.island_devices(1)[: len(first.devices)]
+    with pytest.raises(SliceError, match=r"are on island 1, which is lost; `cluster\.wait_for"):
+        resources.remap(first.slice_id, there)
     resources.validate()
 
 
