@@ -26,6 +26,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.empty_pb2 import Empty
 
 from pathways import _native, errors
 from pathways.agent.island import config_of
@@ -117,8 +118,6 @@ class Host:
                         answer = await self._attach_client(request.attach_client)
                     case "replace_peers":
                         answer = await self._replace_peers(request.replace_peers)
-                    case "store_program":
-                        answer = self._store_program(request.store_program)
                     case "report_stats":
                         answer = pb.HostReport(stats=pb.HostCounts())
                     case "trace":
@@ -145,7 +144,8 @@ class Host:
             await asyncio.sleep(0.001)  # until the order tells of the loss
         return pb.HostReport(peers_replaced=pb.PeersReplaced())
 
-    def _store_program(self, request: pb.StoreProgram) -> pb.HostReport:
+    def store_program(self, request: pb.StoreProgram) -> None:
+        """Plans a program, and says so."""
         number, host = request.program_id, self.config.host
         bound = self._programs.bound(request, self.config)
         plan = host_plan(bound, host, True)
@@ -154,7 +154,7 @@ class Host:
         sizes = sizes_of(plan, profile, [0] * len(plan.launches))
         self.native.add_plan(number, plan.block, request.client, *sizes)
         self._report(program_compiled=pb.ProgramCompiled(program_id=number, memory=memory))
-        return pb.HostReport(program_stored=pb.Answer(number=number))
+        self._report(program_stored=pb.Answer(number=number))
 
 
 class Island:
@@ -229,6 +229,14 @@ class Island:
         host, _ = self._hosts.get(request.host, (None, None))
         if host is not None and host.config.incarnation == request.incarnation:
             host.twin(request.client).set_result(self._link.twin_client(request.client, request.arena_bytes))
+
+    def hand_program(self, handed: pb_agent.HandProgram) -> None:
+        """Gives a program to those hosts of this incarnation that are there."""
+        request = pb.StoreProgram.FromString(handed.program)
+        for number in handed.hosts:
+            host, _ = self._hosts.get(number, (None, None))
+            if host is not None and host.config.incarnation == handed.incarnation:
+                host.store_program(request)
 
     def step(self) -> None:
         """Lets the hosts do what has come for them."""
@@ -327,22 +335,26 @@ class Machine:
 
     async def _converse(self, token: str, island: Island, reports: asyncio.Queue[pb_agent.AgentReport]) -> None:
         async with grpc.aio.insecure_channel(f"unix:{self._path}", options=wire.LINKED_OPTIONS) as channel:
-            session = rpc_agent.AgentsStub(channel).Session(
-                _outgoing(reports), wait_for_ready=True, metadata=wire.bearer(token)
-            )
-            async for request in session:
-                what = request.WhichOneof("request")
-                if what == "start_host":
-                    island.start(request.start_host)
-                elif what == "end_host":
-                    island.end_host(request.end_host.host, request.end_host.incarnation)
-                elif what == "hand_client":
-                    island.hand_client(request.hand_client)
-                elif what == "read_log":
-                    piece = pb_agent.LogPiece(request=request.read_log.request, is_missing=True)
-                    reports.put_nowait(pb_agent.AgentReport(log_piece=piece))
-                elif what == "leave":
-                    return
+            stub, metadata = rpc_agent.AgentsStub(channel), wire.bearer(token)
+
+            async def pass_programs_on() -> None:
+                async for handed in stub.Programs(Empty(), wait_for_ready=True, metadata=metadata):
+                    island.hand_program(handed)
+
+            with _task(pass_programs_on()):
+                async for request in stub.Session(_outgoing(reports), wait_for_ready=True, metadata=metadata):
+                    what = request.WhichOneof("request")
+                    if what == "start_host":
+                        island.start(request.start_host)
+                    elif what == "end_host":
+                        island.end_host(request.end_host.host, request.end_host.incarnation)
+                    elif what == "hand_client":
+                        island.hand_client(request.hand_client)
+                    elif what == "read_log":
+                        piece = pb_agent.LogPiece(request=request.read_log.request, is_missing=True)
+                        reports.put_nowait(pb_agent.AgentReport(log_piece=piece))
+                    elif what == "leave":
+                        return
 
 
 @contextlib.contextmanager

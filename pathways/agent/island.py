@@ -223,6 +223,14 @@ class IslandHosts:
         with contextlib.suppress(Closed):  # its end is about to be reported
             host.process.hand_over({"kind": "client", "client": request.client}, twin)
 
+    def hand_program(self, handed: pb.HandProgram) -> None:
+        """Gives a program to those hosts of this incarnation that are there."""
+        program = handed.program  # each read of it is a copy
+        for number in handed.hosts:
+            host = self._hosts.get(number)
+            if host is not None and host.config.incarnation == handed.incarnation:
+                host.process.send_program(program)
+
     def end(self) -> None:
         """Kills all hosts, and ends their group."""
         for number in list(self._hosts):

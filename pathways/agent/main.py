@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.agent import logs
@@ -217,16 +218,21 @@ class Agent:
     async def _converse(
         self, address: str, token: str, hosts: IslandHosts, reports: asyncio.Queue[pb.AgentReport | None]
     ) -> None:
-        """Does what the controller asks for until the session ends."""
+        """Does what the controller asks for, and passes programs on, until the session ends."""
 
         async def outgoing() -> Any:
             while (report := await reports.get()) is not None:
                 yield report
 
         async with grpc.aio.insecure_channel(address, options=wire.LINKED_OPTIONS) as channel:
-            session = rpc.AgentsStub(channel).Session(outgoing(), metadata=wire.bearer(token))
-            try:
-                async for request in session:
+            stub, metadata = rpc.AgentsStub(channel), wire.bearer(token)
+
+            async def pass_programs_on() -> None:
+                async for handed in stub.Programs(Empty(), metadata=metadata):
+                    hosts.hand_program(handed)
+
+            async def obey() -> None:
+                async for request in stub.Session(outgoing(), metadata=metadata):
                     what = request.WhichOneof("request")
                     if what == "start_host":
                         await hosts.start(request.start_host)
@@ -244,6 +250,9 @@ class Agent:
                         self._tell("left", why=request.leave.why)
                         self._end.set()
                         return
+
+            try:
+                await _either(obey(), pass_programs_on())
             except grpc.RpcError as error:
                 print(f"the session with the controller broke: {error}", file=sys.stderr, flush=True)
 

@@ -117,6 +117,8 @@ class AgentMachine:
         self._native = native
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
+        #: Programs for its hosts, each with the hosts' numbers and incarnation.
+        self.programs: asyncio.Queue[tuple[bytes, Sequence[int], int] | None] = asyncio.Queue()
         self.logs = LogsThere(self.name, self.requests.put_nowait)
         self._hosts: dict[int, FarHost] = {}
         self.is_lost = asyncio.Event()
@@ -135,6 +137,10 @@ class AgentMachine:
         self.link.native.add_host(config.host, config.incarnation, segment, self._controller_segment)
         self.requests.put_nowait(pb.AgentRequest(start_host=start_of(config, token)))
         return host
+
+    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+        """See `Machine`."""
+        self.programs.put_nowait((program, hosts, self._hosts[hosts[0]].incarnation))  # they were started together
 
     def forget(self, number: int, host: FarHost) -> None:
         """Takes no more records from a host."""
@@ -202,6 +208,7 @@ class AgentMachine:
         """Counts all its hosts as killed."""
         self.is_lost.set()
         self.requests.put_nowait(None)
+        self.programs.put_nowait(None)
         self.logs.lost(why)
         for host in list(self._hosts.values()):
             host.ended(-signal.SIGKILL, f"Its machine, {self.name}, is lost: {why}.")

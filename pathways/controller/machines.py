@@ -83,6 +83,9 @@ class Machine(Protocol):
             segments: by host, of those that are on this machine, too; None for the others, and for those that are lost.
         """
 
+    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+        """Gives a `StoreProgram` to its hosts, of these numbers. It crosses to the machine once (ONCE-1)."""
+
     def stream_of(self, host: int, incarnation: int) -> str:
         """Where an incarnation of a host receives network transfers; empty: it is not there."""
 
@@ -150,6 +153,9 @@ class FreePlace:
     def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> StartedHost:
         """See `Machine`."""
         raise errors.HostLostError("its machine is lost")
+
+    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+        """See `Machine`: the hosts are about to count as lost."""
 
     def stream_of(self, host: int, incarnation: int) -> str:
         """See `Machine`."""

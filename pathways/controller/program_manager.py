@@ -1,4 +1,10 @@
-"""The programs of all clients, and what each of their hosts has done with them: stored, compiled."""
+"""The programs of all clients, and what each of their hosts has done with them: stored, compiled.
+
+ONCE-1 (once): a program goes to each machine once for all of its hosts there, and again only for successors of lost
+hosts. A machine keeps it only until the hosts have taken it, so what is forgotten here and at the hosts is forgotten
+everywhere, and whoever is killed meanwhile leaves nothing of it. Large arrays that a function closes over are no part
+of its program, but arguments, whose blocks cross to a machine once, too (`pathways/api/programs/snapshots.py`, LINK-3).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,12 @@ import asyncio
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests
+from pathways.controller.machines import Machine
 from pathways.controller.pending_answers import settle
 from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
 from pathways.plan.composite import Composite
@@ -78,11 +85,9 @@ class ProgramManager:
         program = ProgramRecord(
             number,
             client.number,
-            pb.HostRequest(
-                store_program=pb.StoreProgram(
-                    client=client.number, program_id=number, program=request.program, bindings=request.bindings
-                )
-            ),
+            pb.StoreProgram(
+                client=client.number, program_id=number, program=request.program, bindings=request.bindings
+            ).SerializeToString(),
             {host: self._loop.create_future() for host in hosts},
             {host: self._loop.create_future() for host in hosts},
             name=request.name,
@@ -95,10 +100,17 @@ class ProgramManager:
         held.programs += 1
         held.bytes += kept
         client.programs.add(number)
-        for host in hosts:
-            if self._cluster.hosts[host].is_served:  # any other host gets every program when it is ready
-                self._cluster.hosts[host].requests.put_nowait(program.request)
+        # Any other host gets every program when it is ready.
+        self._hand_out(program, [host for host in hosts if self._cluster.hosts[host].is_served])
         return program.number
+
+    def _hand_out(self, program: ProgramRecord, hosts: Iterable[int]) -> None:
+        """Gives a program to hosts, by their machines (ONCE-1)."""
+        of_machine: collections.defaultdict[Machine, list[int]] = collections.defaultdict(list)
+        for host in hosts:
+            of_machine[self._cluster.placement.of(host)].append(host)
+        for machine, its_hosts in of_machine.items():
+            machine.hand_program(program.request, its_hosts)
 
     def register_composite(self, client: ClientRecord, request: pb.RegisterCompositeRequest) -> int:
         """Gives the native controller a client's program with loops. Returns its number.
@@ -120,9 +132,7 @@ class ProgramManager:
         self._cluster.numbers.register_composite(
             self._cluster.controller, number, client.number, request.name, composite, request.plans, request.group
         )
-        self._programs[number] = ProgramRecord(
-            number, client.number, pb.HostRequest(), {}, {}, name=request.name, kept_bytes=kept
-        )
+        self._programs[number] = ProgramRecord(number, client.number, b"", {}, {}, name=request.name, kept_bytes=kept)
         held = self._held[client.number]
         held.programs += 1
         held.bytes += kept
@@ -241,9 +251,7 @@ class ProgramManager:
         """Gives new hosts every living program that they take part in. Returns their answers to come."""
         self._drop_forgotten()
         for program in self._programs.values():
-            for host in hosts:
-                if host.number in program.stored:
-                    host.requests.put_nowait(program.request)
+            self._hand_out(program, [host.number for host in hosts if host.number in program.stored])
         return [
             answer
             for program in self._programs.values()

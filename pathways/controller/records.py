@@ -204,7 +204,7 @@ class ProgramRecord:
 
     number: int
     client: int
-    request: pb.HostRequest  # the request by which hosts store it
+    request: bytes  # a `StoreProgram`, by which hosts store it; kept for the successors of lost hosts
     stored: dict[int, asyncio.Future[str]]  # by host: the error text, empty for success
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""

@@ -19,6 +19,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.controller import client_limits
+from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.agents import Agents
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
@@ -391,13 +392,16 @@ class AgentsService(agent_rpc.AgentsServicer):
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
 
+    async def _caller(self, context: Any) -> AgentMachine:
+        try:
+            return self._agents.by_token(wire.token_of(context))
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+
     async def Session(  # noqa: D102
         self, reports: AsyncIterator[agent_pb.AgentReport], context: Any
     ) -> AsyncIterator[agent_pb.AgentRequest]:
-        try:
-            agent = self._agents.by_token(wire.token_of(context))
-        except errors.PathwaysError as error:
-            await wire.refuse(context, error)
+        agent = await self._caller(context)
 
         def over() -> None:
             agent.requests.put_nowait(None)
@@ -405,3 +409,9 @@ class AgentsService(agent_rpc.AgentsServicer):
 
         async for request in _exchange(reports, agent.report, over, agent.requests):
             yield request
+
+    async def Programs(self, request: Empty, context: Any) -> AsyncIterator[agent_pb.HandProgram]:  # noqa: D102
+        agent = await self._caller(context)
+        while (handed := await agent.programs.get()) is not None:
+            program, hosts, incarnation = handed
+            yield agent_pb.HandProgram(program=program, hosts=hosts, incarnation=incarnation)

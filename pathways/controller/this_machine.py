@@ -28,6 +28,7 @@ class ThisMachine(HostProcesses):
         self._directory = config.directory
         self._native = native
         self._fail = fail
+        self._hosts: dict[int, HostProcess] = {}  # by number, the last one that was started
         self._coordinators: dict[int, tuple[str, Any]] = {}  # by island: address and service of its present group
         self.logs = LogsHere(config.directory)
         super().__init__(
@@ -57,7 +58,13 @@ class ThisMachine(HostProcesses):
         )
         log_path = log_files.host_log(self._directory, config.host, config.incarnation)
         env = environment.host_environment(self._options, self._platform, config.host, os.environ)
-        return self.start_host(config, env, log_path, token)
+        host = self._hosts[config.host] = self.start_host(config, env, log_path, token)
+        return host
+
+    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+        """See `Machine`."""
+        for host in hosts:
+            self._hosts[host].send_program(program)
 
     def _coordinator(self, island: int, incarnation: int) -> str:
         """Where an incarnation of an island's group finds its coordination service; empty: it needs none.

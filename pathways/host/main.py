@@ -1,8 +1,9 @@
 """A host process. The fork server makes it for the controller, and calls `main`.
 
-The main thread joins the island's group, starts the driver and then runs the driver's loop. One control thread takes
-the controller's requests from the session stream. The process dies with its controller (the kernel sends SIGKILL), and
-ends in good order when the controller asks it to stop. If something ends it earlier, it reports the error text to the
+The main thread joins the island's group, starts the driver and then runs the driver's loop. The control thread takes
+the controller's requests from the session stream. Another thread takes the clients' programs, which come from the
+process that has started this one (ONCE-1). The process dies with its controller (the kernel sends SIGKILL), and ends in
+good order when the controller asks it to stop. If something ends it earlier, it reports the error text to the
 controller, or the text is in its log.
 """
 
@@ -33,6 +34,7 @@ from pathways.process import environment, fd_passing
 from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import HostConfig, load_host
 from pathways.process.memory import memory_bytes
+from pathways.process.outgoing import incoming
 from pathways.process.run_directory import secret_folders, state_folder
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
@@ -73,7 +75,9 @@ class Driver(Protocol):
         bindings: tuple[tuple[int, ...], ...],
         on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
     ) -> None:
-        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`. The
+        thread of programs.
+        """
 
     def run(self) -> None:
         """Runs the main thread's loop until `stop`."""
@@ -196,7 +200,8 @@ class HostProcess:
     def run(self) -> int:
         """Starts, and serves until the controller asks it to stop. Returns the exit status."""
         channel = grpc.insecure_channel(self._config.address, options=self._channel_options())
-        token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # proves who this host is; nobody else has the socket
+        # It proves who this host is, because nobody else has the socket. Beside it is the way of the programs.
+        token, (programs,) = fd_passing.receive(self._socket, FD_TIMEOUT_S)
         requests = rpc.HostsStub(channel).Session(
             iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
         )
@@ -216,8 +221,9 @@ class HostProcess:
                     )
                 )
             )
-            control = threading.Thread(target=self._serve, args=(requests, driver), name="control", daemon=True)
-            control.start()
+            store = functools.partial(self._store_programs, socket.socket(fileno=programs))
+            for name, serve in (("control", functools.partial(self._serve, requests)), ("programs", store)):
+                threading.Thread(target=_or_end, args=(serve, driver), name=name, daemon=True).start()
             driver.run()
             if not self._stopping:
                 raise RuntimeError("the driver's loop ended although nobody stopped it")
@@ -262,10 +268,6 @@ class HostProcess:
                     self._report(answer)
         except grpc.RpcError as error:
             print(f"the controller is gone: {error}", file=sys.stderr, flush=True)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
         self._stopping = True
         driver.stop()
 
@@ -273,8 +275,6 @@ class HostProcess:
         match request.WhichOneof("what"):
             case "attach_client":
                 return pb.HostReport(client_attached=self._attach_client(request.attach_client, driver))
-            case "store_program":
-                return pb.HostReport(program_stored=self._store_program(request.store_program, driver))
             case "report_stats":
                 return _stats(driver)
             case "analyze":
@@ -322,15 +322,6 @@ class HostProcess:
         refused = [pb.Answer(number=host, error=error) for host, error in errors.items() if error.type]
         return pb.PeersReplaced(refused=refused)
 
-    def _store_program(self, request: pb.StoreProgram, driver: Driver) -> pb.Answer:
-        bindings = tuple(tuple(binding.devices) for binding in request.bindings)
-        error = _try(
-            lambda: driver.register_program(
-                request.client, request.program_id, load_program(request.program), bindings, self._compiled
-            )
-        )
-        return pb.Answer(number=request.program_id, error=error)
-
     def _trace(self, request: pb.HostTrace, driver: Driver) -> pb.TracePart:
         part = pb.TracePart(host=self._config.host)
         trace = getattr(driver, "trace", None)
@@ -348,6 +339,19 @@ class HostProcess:
             traceback.print_exc()
             part.remark = f"host {self._config.host} could not record: {failure}"
         return part
+
+    # -- the thread of programs --------------------------------------------------------------------------------------
+
+    def _store_programs(self, programs: socket.socket, driver: Driver) -> None:
+        for message in incoming(programs):
+            request = pb.StoreProgram.FromString(message)
+            error = _try(functools.partial(self._store_program, request, driver))
+            self._report(pb.HostReport(program_stored=pb.Answer(number=request.program_id, error=error)))
+
+    def _store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
+        bindings = tuple(tuple(binding.devices) for binding in request.bindings)
+        program = load_program(request.program)
+        driver.register_program(request.client, request.program_id, program, bindings, self._compiled)
 
     # -- reports, from any thread ------------------------------------------------------------------------------------
 
@@ -367,6 +371,16 @@ class HostProcess:
 
     def _report(self, report: pb.HostReport) -> None:
         self._reports.put(report)
+
+
+def _or_end(serve: Callable[[Driver], None], driver: Driver) -> None:
+    """Runs a thread's work. Its failure, which is one of this code, ends the process."""
+    try:
+        serve(driver)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _stats(driver: Driver) -> pb.HostReport:

@@ -18,6 +18,7 @@ from pathways import errors
 from pathways.process import fd_passing, log_files
 from pathways.process.children import describe_exit, log_tail, resident_bytes
 from pathways.process.config import HostConfig, dump
+from pathways.process.outgoing import Outgoing
 from pathways.process.supervisor import adopt_orphans, reap_orphans
 
 #: A fork takes some milliseconds. The controller does not wait longer, in seconds, for a fork server that was stopped.
@@ -59,12 +60,15 @@ class ForkedProcess:
 class HostProcess:
     """One host process of this machine, and what its starter holds of it."""
 
-    def __init__(self, process: ForkedProcess, pidfd: int, connection: socket.socket, log_path: str) -> None:
+    def __init__(
+        self, process: ForkedProcess, pidfd: int, connection: socket.socket, programs: socket.socket, log_path: str
+    ) -> None:
         self.pid = process.pid
         self._pidfd = pidfd
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches it
         self._process = process
         self._connection = connection
+        self._programs = Outgoing(programs)
         self._log_path = log_path
 
     @property
@@ -98,6 +102,7 @@ class HostProcess:
         self._process.wait()
         os.close(self._pidfd)
         self._connection.close()
+        self._programs.close()
 
     def hand_over(self, message: fd_passing.Message, segment: Any) -> None:
         """Sends the host a segment, with a message that says what it is.
@@ -106,6 +111,10 @@ class HostProcess:
             Closed: the host has ended.
         """
         fd_passing.send(self._connection, message, [segment.fd])
+
+    def send_program(self, program: bytes) -> None:
+        """Sends the host a `StoreProgram`, as soon as the host takes it."""
+        self._programs.send(program)
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -234,17 +243,20 @@ class HostProcesses:
             ConnectError: it could not be started.
         """
         ours, theirs = fd_passing.pair()
+        programs, its_programs = socket.socketpair()
         config = dataclasses.replace(config, socket_fd=theirs.fileno())
         with log_files.create(log_path) as log, theirs:
             process = self.fork([dump(config)], environment, [log.fileno(), *config.fds])
         ours.setblocking(False)
         try:
-            fd_passing.send(ours, {"kind": "token", "token": token})
-            return HostProcess(process, os.pidfd_open(process.pid), ours, log_path)
+            with its_programs:
+                fd_passing.send(ours, {"kind": "token", "token": token}, [its_programs.fileno()])
+            return HostProcess(process, os.pidfd_open(process.pid), ours, programs, log_path)
         except OSError as error:  # it has ended already, or this process has too many descriptors
             process.kill()
             process.wait()
             ours.close()
+            programs.close()
             raise errors.ConnectError(
                 f"host {config.host} (pid {process.pid}) could not be started: {error}. {log_tail(log_path)}"
             ) from error

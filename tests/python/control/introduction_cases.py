@@ -144,6 +144,9 @@ class Machine:
         await self._world.can_launch.wait()
         await asyncio.sleep(0)
 
+    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+        """Its hosts have nothing to do."""
+
     def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> Host:
         if self.shares_memory:
             config = dataclasses.replace(
