@@ -113,6 +113,7 @@ from pathways._jaxlib.processes import (
     is_forked,
     join_island,
     keep_threads_of_parent,
+    told_by_all,
 )
 from pathways._jaxlib.references import (
     abstract_reference,

@@ -76,13 +76,15 @@ def clear_also(clear: Callable[[], None]) -> None:
     util.register_cache(_cleared_also[-1], "pathways")
 
 
-def join_island(address: str, members: int, rank: int, timeout_s: int, fabric: str) -> None:
+def join_island(
+    address: str, members: int, rank: int, timeout_s: int, fabric: str, made: Callable[[], None] | None = None
+) -> None:
     """Makes this process member `rank` of the group whose coordination service listens at `address`.
 
     `jax.distributed.initialize` would start the service in member 0. Our service runs in the controller, or in an
     agent, so that it survives the loss of any member. CPU collectives (gloo) listen at the address `fabric` only
     (FAB-1). Their default is the address that the machine's name resolves to: there may be none, or one that anybody
-    can reach.
+    can reach. `made`: called when they listen, before this process has a device.
     """
     client = jaxlib._jax.get_distributed_runtime_client(address, rank, init_timeout=timeout_s, use_compression=True)
     client.connect()
@@ -90,11 +92,21 @@ def join_island(address: str, members: int, rank: int, timeout_s: int, fabric: s
     state.client, state.process_id, state.num_processes, state.coordinator_address = client, rank, members, address
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jaxlib._jax.make_gloo_tcp_collectives = functools.partial(
-        _make_polite_collectives, jaxlib._jax.make_gloo_tcp_collectives, fabric
+        _make_polite_collectives, jaxlib._jax.make_gloo_tcp_collectives, fabric, made
     )
 
 
-def _make_polite_collectives(make: Callable[..., Any], fabric: str, *, distributed_client: Any) -> Any:
+def told_by_all(key: str, text: str, timeout_s: int) -> list[str]:
+    """Tells the members of this process's group a text under a key, once; returns those of all of them, by rank."""
+    state = jax._src.distributed.global_state
+    state.client.key_value_set(f"pathways/{key}/{state.process_id}", text)
+    keys = [f"pathways/{key}/{rank}" for rank in range(state.num_processes)]
+    return [state.client.blocking_key_value_get(each, timeout_s * 1000) for each in keys]
+
+
+def _make_polite_collectives(
+    make: Callable[..., Any], fabric: str, made: Callable[[], None] | None, *, distributed_client: Any
+) -> Any:
     """Makes gloo collectives over a fabric whose own thread never preempts the thread that computes.
 
     Gloo's thread must not preempt a sender on the same core in the middle of a send. The sender would stop while it
@@ -104,6 +116,9 @@ def _make_polite_collectives(make: Callable[..., Any], fabric: str, *, distribut
     """
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        return make(distributed_client=distributed_client, hostname=fabric)
+        collectives = make(distributed_client=distributed_client, hostname=fabric)
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if made is not None:
+        made()
+    return collectives

@@ -30,19 +30,25 @@ class Fabric(NamedTuple):
     interface: str
 
     def __str__(self) -> str:
-        return f"{self.address}, {self.interface}"
+        return ", ".join(filter(None, self))
+
+
+#: No network: what collectives send to other machines goes between their agents, in TLS (collective_tunnels.py).
+LINK = Fabric("", "link")
 
 
 def find_fabric(wanted: str, is_trusted: bool) -> Fabric:
     """This machine's place on a fabric.
 
     Args:
-        wanted: an address of this machine, the name of an interface, or a network such as `10.1.0.0/16`.
+        wanted: an address of this machine, the name of an interface, a network such as `10.1.0.0/16`, or `link`.
         is_trusted: an address that the internet can reach is meant, because that network is private all the same.
 
     Raises:
         OptionError: this machine has no such address, or several, or the internet can reach it.
     """
+    if wanted == str(LINK):
+        return LINK
     there = own_addresses()
     shown = "; ".join(map(str, there))
     if any(fabric.interface == wanted for fabric in there):
@@ -52,8 +58,8 @@ def find_fabric(wanted: str, is_trusted: bool) -> Fabric:
             network = ipaddress.ip_network(wanted, strict=False)
         except ValueError:
             raise errors.OptionError(
-                f"--fabric takes an address of this machine, an interface or a network such as 10.1.0.0/16, not "
-                f"{wanted!r}; this machine has {shown}"
+                f"--fabric takes an address of this machine, an interface, a network such as 10.1.0.0/16, or "
+                f"link, not {wanted!r}; this machine has {shown}"
             ) from None
         found = [fabric for fabric in there if ipaddress.ip_address(fabric.address) in network]
         if not found and network.is_loopback and network.num_addresses == 1:  # all of them are this machine's
@@ -70,6 +76,11 @@ def find_fabric(wanted: str, is_trusted: bool) -> Fabric:
             "network, or say by --trusted-fabric that nobody else is on this one"
         )
     return fabric
+
+
+def everywhere() -> str:
+    """Where to listen for all other machines."""
+    return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 def own_addresses() -> list[Fabric]:

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
-from pathways.agent.fabric import Fabric
+from pathways.agent.collective_tunnels import CollectiveTunnels, address_on_link
+from pathways.agent.fabric import Fabric, everywhere
 from pathways.agent.rendezvous import Rendezvous
 from pathways.process import environment, log_files
 from pathways.process.config import ClusterOptions, HostConfig
@@ -93,6 +93,7 @@ class IslandHosts:
         credentials: str,
         fabric: Fabric | None,
         rendezvous: Rendezvous,
+        collectives: CollectiveTunnels | None,
     ) -> None:
         """Starts nothing yet.
 
@@ -109,6 +110,7 @@ class IslandHosts:
             credentials: the file of the machine's credentials, for these; empty: they are not encrypted.
             fabric: what collectives with hosts of other machines use.
             rendezvous: where the hosts meet those of their island's other machines.
+            collectives: what carries the collectives, if the fabric is `link`.
         """
         self._directory = directory
         self._platform = platform
@@ -122,8 +124,9 @@ class IslandHosts:
         self._credentials = credentials
         self._fabric = fabric if len(here) < options.hosts_per_island else None  # else they are all here
         self._rendezvous = rendezvous
+        self._collectives = None if self._fabric is None else collectives
         self._coordinator = ""  # where the present group meets
-        self._listen = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        self._tell_ports = ""  # and says where its collectives listen
         self._controller = native.controller_segment()
         self._hosts: dict[int, _Host] = {}
         self._incarnation = -1
@@ -157,6 +160,8 @@ class IslandHosts:
             for host in self._here
         }
         self._coordinator = self._rendezvous.begin(config.incarnation, options.hosts_per_island)
+        if self._collectives is not None:
+            self._tell_ports = self._collectives.begin(config.incarnation)
 
     def _start(self, config: HostConfig, token: str) -> None:
         segments = self._segments
@@ -164,11 +169,12 @@ class IslandHosts:
             config,
             address=f"unix:{self._directory}/control.sock",
             coordinator=self._coordinator,
-            fabric=HostConfig.fabric if self._fabric is None else self._fabric.address,
+            fabric=self._address_of(config.host),
+            tell_ports=self._tell_ports,
             parent=os.getpid(),
             controller_fd=self._controller.fd,
             segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(self._options.hosts)),
-            stream=f"{self._listen}:{self._ports[self._here.index(config.host)]}",
+            stream=f"{everywhere()}:{self._ports[self._here.index(config.host)]}",
             is_linked=True,
             credentials=self._credentials,
         )
@@ -179,6 +185,12 @@ class IslandHosts:
         process.watch(self._loop, lambda: self._host_ended(config.host))
         started = pb.FarHostStarted(host=config.host, incarnation=config.incarnation, pid=process.pid)
         self._report(pb.AgentReport(started=started))
+
+    def _address_of(self, host: int) -> str:
+        """Where a host's collectives listen."""
+        if self._fabric is None:
+            return HostConfig.fabric
+        return self._fabric.address if self._collectives is None else address_on_link(host)
 
     def _environment(self, config: HostConfig) -> Mapping[str, str]:
         found = environment.host_environment(self._options, self._platform, self._here.index(config.host), os.environ)
@@ -238,6 +250,8 @@ class IslandHosts:
         for number in list(self._hosts):
             self._remove(number)
         self._rendezvous.end()
+        if self._collectives is not None:
+            self._collectives.end()
 
     def _remove(self, number: int) -> None:
         host = self._hosts.pop(number)

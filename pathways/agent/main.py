@@ -28,12 +28,13 @@ from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.agent import logs
-from pathways.agent.fabric import Fabric
+from pathways.agent.collective_tunnels import MOST_OF_ONE, CollectiveTunnels
+from pathways.agent.fabric import LINK, Fabric, everywhere
 from pathways.agent.fabric_watch import FabricWatch
 from pathways.agent.island import IslandHosts
 from pathways.agent.rendezvous import Rendezvous
 from pathways.process import environment
-from pathways.process.children import ParentLost, die_with_parent, print_to_log
+from pathways.process.children import ParentLost, die_with_parent, print_to_log, take_descriptors
 from pathways.process.config import ClusterOptions
 from pathways.process.host_processes import HostProcesses
 from pathways.process.log_files import keep_short
@@ -86,9 +87,14 @@ class Agent:
         self._loop = Loop()
         self._ports = [_reserved_port() for _ in range(config.hosts)]
         self._fabric = Fabric(*config.fabric) if config.fabric else None
-        self._island_port = self._watch = None
+        self._island_port = self._watch = self._collectives = None
         if self._fabric is not None and self._credentials is not None:
-            self._island_port = Port(f"{self._fabric.address}:0", self._credentials)
+            if self._fabric == LINK:
+                take_descriptors()
+                self._island_port = Port(f"{everywhere()}:0", self._credentials, most_of_one=MOST_OF_ONE)
+                self._collectives = CollectiveTunnels(config.directory, self._credentials, self._island_port)
+            else:
+                self._island_port = Port(f"{self._fabric.address}:0", self._credentials)
             self._watch = FabricWatch(self._loop, self._fabric, self._credentials, self._island_port)
         self._rendezvous = Rendezvous(self._loop, config.directory, name, self._credentials, self._island_port)
         if self._island_port is not None:
@@ -177,6 +183,7 @@ class Agent:
             config.credentials,
             self._fabric,
             self._rendezvous,
+            self._collectives,
         )
         carried = links.add(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))
         watching = asyncio.ensure_future(hosts.watch_pulses())
@@ -203,6 +210,9 @@ class Agent:
     def _open_link(self) -> tuple[socket.socket, dict[str, Any]]:
         """The first connection of a link, and what the controller says."""
         config = self._config
+        fabric = "" if self._island_port is None else self._island_port.address.endpoint
+        if self._collectives is not None and self._island_port is not None:
+            fabric = f"{LINK}:{self._island_port.address.port}"
         return self._dial(
             "link-up",
             hosts=config.hosts,
@@ -212,7 +222,7 @@ class Agent:
             jaxlib=importlib.metadata.version("jaxlib"),
             ports=[reserved.getsockname()[1] for reserved in self._ports],
             island=config.island,
-            fabric="" if self._island_port is None else self._island_port.address.endpoint,
+            fabric=fabric,
         )
 
     async def _converse(
@@ -244,6 +254,8 @@ class Agent:
                         reports.put_nowait(logs.answer(self._config.directory, request.read_log))
                     elif what == "neighbours":
                         self._rendezvous.set_neighbours(request.neighbours)
+                        if self._collectives is not None:
+                            self._collectives.set_neighbours(request.neighbours)
                         if self._watch is not None:
                             self._watch.watch(request.neighbours, reports.put_nowait)
                     elif what == "leave":

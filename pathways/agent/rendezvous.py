@@ -43,6 +43,7 @@ class Rendezvous:
         self._serves = ("", "")  # the secret of the island and the socket of its service, if it is here
         self._service: Any = None
         self._server: TunnelServer | None = None
+        self._path = ""  # where the hosts here join
         if port is not None:
             port.on(_PURPOSE, [Role.HOST], self._take, self._admit)
 
@@ -55,7 +56,7 @@ class Rendezvous:
         self.end()
         if members == 1:
             return ""
-        path = f"{self._directory}/island-{incarnation}.sock"
+        path = self._path = f"{self._directory}/island-{incarnation}.sock"
         neighbours = self._neighbours
         if neighbours.first == self._name:
             from pathways._jaxlib.coordination import start_service
@@ -76,6 +77,7 @@ class Rendezvous:
         if self._server is not None:
             self._server.close()
             self._server = None
+            os.unlink(self._path)  # another controller counts incarnations anew
         if self._service is not None:
             from pathways._jaxlib.coordination import stop_service
 

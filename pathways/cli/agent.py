@@ -36,7 +36,7 @@ from pathways.process.run_directory import state_folder
     metavar="WHERE",
     default=None,
     help="For an island on several machines: the network of its collectives, which encrypt nothing. An address or an "
-    "interface of this machine, or a network such as 10.1.0.0/16.",
+    "interface of this machine, or a network such as 10.1.0.0/16. Or link: between the agents, encrypted, slower.",
 )
 @click.option("--trusted-fabric", is_flag=True, help="The fabric is private, although its address is a public one.")
 @click.option("--name", default=None, help="The name of this machine, for people; its host name if not given.")

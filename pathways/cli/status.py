@@ -127,7 +127,7 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
         return
     traffic = ("sent", "received", "waits here", "round trip")
     has_fabric = any(machine.fabric for machine in stats.machines)
-    fabric = ["fabric, not encrypted"] if has_fabric else []
+    fabric = ["fabric"] if has_fabric else []
     table = Table("machine", "island", "address", "link", *fabric, *traffic, "for", box=None)
     for machine in stats.machines:
         table.add_row(
@@ -135,7 +135,7 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
             machine.island_name,
             machine.address,
             "TLS 1.3" if machine.is_encrypted else "[bold red]not encrypted[/]",
-            *([machine.fabric or "-"] if has_fabric else []),
+            *([_fabric_text(machine.fabric)] if has_fabric else []),
             bytes_text(machine.bytes_out),
             bytes_text(machine.bytes_in),
             f"{bytes_text(machine.kept_bytes)} of {bytes_text(machine.most_kept_bytes)}",
@@ -143,6 +143,13 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
             duration_text(machine.connected_s),
         )
     console.print(table)
+
+
+def _fabric_text(fabric: str) -> str:
+    """What the collectives of an island use between its machines."""
+    if not fabric:
+        return "-"
+    return "link, TLS 1.3" if fabric == "link" else f"{fabric}, [bold red]not encrypted[/]"
 
 
 def _what_is_special(client: ClientStats) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from pathways import errors
-from pathways.agent.fabric import find_fabric
+from pathways.agent.fabric import LINK, find_fabric
 from pathways.agent.main import AgentConfig
 from pathways.process import environment, run_directory
 from pathways.process.children import Deadline
@@ -66,6 +66,11 @@ class AgentHandle:
                 "certificates. Leave out --fabric, or --insecure-plaintext"
             )
         place = None if fabric is None else find_fabric(fabric, trusted_fabric)
+        if place == LINK and chosen != "cpu":
+            raise errors.OptionError(
+                f"--fabric link carries the collectives of CPU devices, and this machine's are of {chosen}: name a "
+                "network, such as one of WireGuard"
+            )
         if credentials is not None:
             certificate_in(credentials, address, token, name, "host")
         run_directory.sweep()

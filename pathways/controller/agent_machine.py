@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pathways.agent.fabric import LINK
 from pathways.agent.island import start_of
 from pathways.controller.far_links import FarLink
 from pathways.controller.log_sources import LogsThere
@@ -188,7 +189,7 @@ class AgentMachine:
         return pb_control.MachineStats(
             island=self.island,
             island_name=island_name,
-            fabric=self.neighbour.fabric.rpartition(":")[0],
+            fabric=str(LINK) if self.neighbour.is_link else self.neighbour.fabric.rpartition(":")[0],
             name=self.name,
             address=self.identity.peer,
             is_encrypted=self.identity.is_encrypted,

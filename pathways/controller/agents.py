@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from pathways import errors
 from pathways.controller.agent_machine import AgentMachine
-from pathways.controller.fabrics import Fabrics, neighbour_of
+from pathways.controller.fabrics import Fabrics, check_same_kind, neighbour_of
 from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.controller.machines import Placement
 from pathways.controller.places import Places
@@ -151,6 +151,8 @@ class Agents:
             )
         neighbour = neighbour_of(identity, hello)
         island, hosts = self._places.take(hello, list(self._by_name.values()))
+        check_same_kind(neighbour, [other.neighbour for other in self._by_name.values() if other.island == island])
+        neighbour.hosts.extend(hosts)
         there = identity.peer.rpartition(":")[0]
         ports = zip(hosts, hello["ports"], strict=True)
         secret = secrets.token_hex(16)  # CERT-1: see pathways/host/stream_sockets.py

@@ -15,10 +15,11 @@ import ipaddress
 import itertools
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways import errors
+from pathways.agent.fabric import LINK
 from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.machines import Machine
 from pathways.protocol import agent_pb2 as pb
@@ -144,10 +145,23 @@ def neighbour_of(identity: Identity, hello: Mapping[str, Any]) -> pb.Neighbours.
     if not fabric:
         return pb.Neighbours.Machine(name=identity.name)
     address, _, port = str(fabric).rpartition(":")
+    is_link = address == str(LINK)
     try:
         if not 0 < int(port) < 1 << 16:
             raise ValueError(port)
-        endpoint = f"{ipaddress.IPv4Address(address)}:{int(port)}"
+        there = identity.peer.rpartition(":")[0] if is_link else ipaddress.IPv4Address(address)
+        endpoint = f"{there}:{int(port)}"
     except ValueError:
         raise errors.ConnectError(f"the agent's fabric makes no sense: {printable(fabric)}") from None
-    return pb.Neighbours.Machine(name=identity.name, fabric=endpoint)
+    return pb.Neighbours.Machine(name=identity.name, fabric=endpoint, is_link=is_link)
+
+
+def check_same_kind(new: pb.Neighbours.Machine, there: Iterable[pb.Neighbours.Machine]) -> None:
+    """Raises `ConnectError`: of the machines of an island, some use the fabric `link`, and some a network."""
+    for other in there:
+        if other.is_link != new.is_link:
+            theirs, ours = ("link", "a network") if other.is_link else ("a network", "link")
+            raise errors.ConnectError(
+                f"the fabric of machine {other.name}, which has a part of the island, is {theirs}, and the agent's is "
+                f"{ours}: start it with {'--fabric link' if other.is_link else 'an address on that network'}"
+            )

@@ -12,7 +12,6 @@ import faulthandler
 import functools
 import importlib
 import os
-import resource
 import signal
 import sys
 
@@ -25,7 +24,7 @@ from pathways.controller.control_server import ControlServer
 from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
-from pathways.process.children import print_to_log
+from pathways.process.children import print_to_log, take_descriptors
 from pathways.process.config import ControllerConfig, load_controller
 from pathways.process.log_files import keep_short
 from pathways.process.supervisor import report
@@ -36,8 +35,6 @@ from pathways.trust.port import Port
 
 # At the end, calls that are under way have this long, in seconds, to receive their error.
 LAST_WORDS_S = 0.5
-# Most systems give a process 1,024, and let it ask for more: every client and machine takes some.
-MOST_DESCRIPTORS = 1 << 16
 
 
 async def run(config: ControllerConfig) -> int:
@@ -117,8 +114,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = load_controller(sys.argv[1])
-    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors, min(most, MOST_DESCRIPTORS)), most))
+    take_descriptors()  # every client and machine takes some
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)
     status = asyncio.run(run(config))

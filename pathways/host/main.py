@@ -36,6 +36,7 @@ from pathways.process.config import HostConfig, load_host
 from pathways.process.memory import memory_bytes
 from pathways.process.outgoing import incoming
 from pathways.process.run_directory import secret_folders, state_folder
+from pathways.process.tcp_sockets import tcp_sockets
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -112,6 +113,29 @@ def hidden_folders(config: HostConfig) -> list[str]:
     return [*secret_folders(), *certificate, *kept_executables.folders(os.environ)]
 
 
+def meet_hosts(config: HostConfig) -> None:
+    """Tells the island's hosts the port at which the collectives of this one listen, and the agent those of all."""
+    from pathways import _jaxlib
+
+    own = next(each.port for each in tcp_sockets(os.getpid()) if each.listens and each.address == config.fabric)
+    told = _jaxlib.told_by_all("port", str(own), int(config.options.start_timeout_s))
+    tell_ports(config, [int(port) for port in told])
+
+
+def tell_ports(config: HostConfig, ports: Sequence[int]) -> None:
+    """Tells the agent where the collectives of its island's hosts listen. It makes those of other machines reachable.
+
+    Raises:
+        ConnectError: one is not.
+    """
+    island = config.options.island_hosts(config.host)
+    with fd_passing.connect(config.tell_ports) as agent:
+        fd_passing.send(agent, {"host": config.host, "ports": dict(zip(island, ports, strict=True))})
+        answer, _ = fd_passing.receive(agent, config.options.start_timeout_s)
+    if answer["error"]:
+        raise errors.ConnectError(answer["error"])
+
+
 def start_jax_driver(
     config: HostConfig, segments: Sequence[Any], controller: Any, joined: Callable[[], None]
 ) -> Driver:
@@ -126,7 +150,8 @@ def start_jax_driver(
     island = options.island_hosts(config.host)
     if config.coordinator:
         limit_s = int(options.start_timeout_s)
-        _jaxlib.join_island(config.coordinator, len(island), config.rank, limit_s, config.fabric)
+        made = functools.partial(meet_hosts, config) if config.tell_ports else None
+        _jaxlib.join_island(config.coordinator, len(island), config.rank, limit_s, config.fabric, made)
     joined()
     import jax
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import resource
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from pathways.process.supervisor import last_lines, wait_readable
 
 _PR_SET_PDEATHSIG = 1
+_MOST_DESCRIPTORS = 1 << 16
 
 
 class ParentLost(Exception):
@@ -33,6 +35,12 @@ def die_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         raise ParentLost(f"process {parent} ended before its child {os.getpid()} was up")
+
+
+def take_descriptors() -> None:
+    """Asks for as many descriptors as this process may have, up to 65,536. Most systems give it 1,024."""
+    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors, min(most, _MOST_DESCRIPTORS)), most))
 
 
 class _Log(io.FileIO):

@@ -165,6 +165,8 @@ class HostConfig:
     address: str = ""
     coordinator: str = ""
     fabric: str = "127.0.0.1"  # the address of this machine that collectives of its hosts use
+    #: The agent's Unix socket where it says at which ports those of its island listen; empty: nobody needs to know.
+    tell_ports: str = ""
     parent: int = 0
     controller_fd: int = -1
     segment_fds: tuple[int, ...] = ()

@@ -116,12 +116,27 @@ class Tunnels:
 
 
 class TunnelServer:
-    """Listens at a Unix socket of this machine, and tunnels each connection to where `dial` connects."""
+    """Listens on this machine, and tunnels each connection to where `dial` connects."""
 
-    def __init__(self, loop: Loop, path: str, dial: Callable[[], socket.socket]) -> None:
-        self._dial = dial
+    def __init__(
+        self,
+        loop: Loop,
+        where: str | socket.socket,
+        dial: Callable[[], socket.socket],
+        check: Callable[[socket.socket], object] = lambda near: None,
+    ) -> None:
+        """Listens from now on.
+
+        Args:
+            loop: serves the tunnels.
+            where: the path for a Unix socket, or a socket that listens.
+            dial: the far end of a tunnel. It may wait; what it raises, of `PathwaysError` and `OSError`, ends this one.
+            check: gets a caller's connection before that, and may raise the same.
+        """
+        self._dial, self._check = dial, check
         self._tunnels = Tunnels(loop)
-        self._listener = Listener(loop, fd_passing.listen(path, socket.SOCK_STREAM), self._accept)
+        listener = fd_passing.listen(where, socket.SOCK_STREAM) if isinstance(where, str) else where
+        self._listener = Listener(loop, listener, self._accept)
 
     def close(self) -> None:
         """Accepts no more connections; open tunnels go on until one of their ends is closed."""
@@ -133,9 +148,10 @@ class TunnelServer:
 
     def _tunnel(self, near: socket.socket) -> None:
         try:
+            self._check(near)
             far = self._dial()
         except (errors.PathwaysError, OSError) as error:
-            print(f"a tunnel to the controller could not be opened: {error}", file=sys.stderr, flush=True)
+            print(f"a tunnel could not be opened: {error}", file=sys.stderr, flush=True)
             near.close()
             return
         self._tunnels.add(near, far)

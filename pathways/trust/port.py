@@ -66,6 +66,7 @@ class Port:
         tokens: Tokens | None = None,
         *,
         first_line_s: float = _FIRST_LINE_S,
+        most_of_one: int | None = None,
     ) -> None:
         """A port at `address`, where port 0 is any free one.
 
@@ -75,6 +76,7 @@ class Port:
             authority: trades tokens for certificates and renews these. None: this port does neither.
             tokens: those of the authority.
             first_line_s: seconds for a peer's handshake and first line.
+            most_of_one: connections of one peer, if there are descriptors; None: 256.
 
         Raises:
             ConnectError: it cannot listen there.
@@ -86,6 +88,7 @@ class Port:
         self._authority = authority
         self._tokens = tokens
         self._first_line_s = first_line_s
+        self._most_of_one = most_of_one
         self._purposes: dict[str, _Purpose] = {}
         self._refusals = RefusalLog(_log)
         self._context: tuple[Credentials, ssl.SSLContext] | None = None  # of the callers' thread
@@ -243,7 +246,7 @@ class Port:
     def _add(self, sock: socket.socket, identity: Identity, purpose: str) -> None:
         """Counts a connection of a peer, which has a bounded number of them."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = min(_MOST_OF_ONE, descriptors // 16)
+        most = min(self._most_of_one or _MOST_OF_ONE, descriptors // 16)
         with self._lock:
             if self._is_closed:
                 raise ConnectionResetError

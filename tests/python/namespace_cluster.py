@@ -93,9 +93,10 @@ class NamespaceCluster:
         """Starts an agent on a machine; `what` goes to `subprocess.Popen`."""
         command = [*_PATHWAYS, "agent", self.port, "--island", island, "--name", machine]
         command += ["--hosts", str(self._hosts), *self._shape, *(["--fabric", fabric] if fabric else [])]
-        return self._start(self._network, machine, command, {"PATHWAYS_TOKEN": self._token(Role.HOST)}, **what)
+        return self._start(self._network, machine, command, {"PATHWAYS_TOKEN": self.token(Role.HOST)}, **what)
 
-    def _token(self, role: Role) -> str:
+    def token(self, role: Role) -> str:
+        """A new one."""
         return Tokens(self._authority).make(role, 600.0)
 
     def is_alive(self) -> bool:
@@ -105,7 +106,7 @@ class NamespaceCluster:
     def connect(self) -> pw.Cluster:
         """This process as a client, when all devices are there."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PATHWAYS_TOKEN", self._token(Role.CLIENT))
+            patch.setenv("PATHWAYS_TOKEN", self.token(Role.CLIENT))
             patch.setenv("XDG_STATE_HOME", f"{self.folder}/state")
             cluster = pw.connect(self.port)
         cluster.wait_for(self._devices, START_S)

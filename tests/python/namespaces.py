@@ -101,6 +101,21 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def add_fabric(self) -> None:
+        """A second network, of the machines alone: `fabric_of`. Its cable to m0 is m0-fabric at the switch."""
+        self._in("switch", "ip link add br1 type bridge")
+        self._in("switch", "ip link set br1 up")
+        for machine in self._machines:
+            cable, switch, name = f"{machine}-fabric", self._name("switch"), self._name(machine)
+            _ip(f"link add {cable} netns {switch} type veth peer name eth1 netns {name}")
+            self._in("switch", f"ip link set {cable} master br1 up")
+            self._in(machine, f"ip addr add {self.fabric_of(machine)}/24 dev eth1")
+            self._in(machine, "ip link set eth1 up")
+
+    def fabric_of(self, machine: str) -> str:
+        """The address of a machine on the second network."""
+        return f"10.203.8.{2 + self._machines.index(machine)}"
+
     def _add(self, stack: contextlib.ExitStack, machine: str) -> str:
         name = self._name(machine)
         _ip(f"netns add {name}")

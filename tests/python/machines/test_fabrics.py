@@ -14,6 +14,7 @@ from pathways import errors
 from pathways.agent import fabric_watch
 from pathways.agent.fabric import Fabric
 from pathways.agent.fabric_watch import FabricWatch
+from pathways.agent.rendezvous import Rendezvous
 from pathways.controller import fabrics
 from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.fabrics import Fabrics
@@ -133,6 +134,17 @@ def test_silence_is_noticed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
 
     played(tmp_path, scene, opens=[0])
     assert len(kept) == 1
+
+
+def test_hosts_meet_again_under_the_same_number(tmp_path: pathlib.Path) -> None:
+    """As they do when another controller takes over an agent."""
+    loop = Loop()
+    meeting = Rendezvous(loop, str(tmp_path), "m1", None, None)
+    meeting.set_neighbours(pb.Neighbours(first="m0", others=[pb.Neighbours.Machine(name="m0")]))
+    for _ in range(2):
+        assert meeting.begin(0, 2) == f"unix:{tmp_path}/island-0.sock"
+        meeting.end()
+    loop.close()
 
 
 class Machine(AgentMachine):

@@ -228,6 +228,7 @@ def test_collectives_use_the_fabric_alone() -> None:
         ({"hosts": 2, "island": "7"}, r"no island 7: the cluster has islands 0\.\.0"),
         ({"hosts": 1, "island": "a/b", "fabric": FABRIC}, "a name is 1 to 64 letters"),
         ({"hosts": 1, "island": "full", "fabric": "192.0.2.1"}, "this machine has no address on the fabric 192.0.2.1"),
+        ({"hosts": 1, "island": "full", "fabric": "link"}, "machine one, .* is a network, and the agent's is link"),
         (
             {"hosts": 1, "island": "full", "fabric": "nowhere0"},
             "--fabric takes an address of this machine, an interface",
@@ -254,6 +255,14 @@ def full() -> Iterator[MachineCluster]:
 def test_a_fabric_needs_encryption() -> None:
     with pytest.raises(errors.OptionError, match="needs a cluster with encryption"):
         AgentHandle("127.0.0.1:1", "", None, name="one", island="pod", fabric=FABRIC)
+
+
+def test_devices_that_are_not_carried_in_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(
+        errors.OptionError, match="carries the collectives of CPU devices, and this machine's are of cuda"
+    ):
+        AgentHandle("127.0.0.1:1", "", "file", name="one", platform="cuda", island="pod", fabric="link")
 
 
 def test_where_a_fabric_is() -> None:

@@ -187,6 +187,8 @@ def test_what_an_agent_brings_makes_no_sense(scene: Scene) -> None:
         ({"fabric": "10.1.2.3:0"}, "the agent's fabric makes no sense"),
         ({"fabric": "host.example:7"}, "the agent's fabric makes no sense"),
         ({"fabric": long}, "the agent's fabric makes no sense"),
+        ({"fabric": "link:"}, "the agent's fabric makes no sense"),
+        ({"fabric": "link:65536"}, "the agent's fabric makes no sense"),
         ({"fabric": [1]}, "the agent's fabric makes no sense"),
     ):
         with scene.log.says(words):

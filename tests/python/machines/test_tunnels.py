@@ -203,4 +203,4 @@ def test_a_server_whose_other_end_cannot_be_dialled(
     assert connection.recv(1) == b""
     connection.close()
     server.close()
-    assert "a tunnel to the controller could not be opened: not there" in capfd.readouterr().err
+    assert "a tunnel could not be opened: not there" in capfd.readouterr().err
