@@ -111,7 +111,7 @@ class Crew:
             thread.join()
         self._running = []
         self.cluster.operations = None
-        self.cluster.copies.clear()
+        self.cluster.moves.clear()
         jax.clear_caches()
         gc.collect()
         self.cluster.native.flush()

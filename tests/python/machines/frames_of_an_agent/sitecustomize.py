@@ -7,7 +7,7 @@ its own frames, of real runs, it changes before it sends them; or what it writes
 
 from __future__ import annotations
 
-import gc
+import importlib
 import json
 import os
 import random
@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 PATH = os.environ.get("PATHWAYS_TEST_FRAMES", "")
@@ -88,23 +89,33 @@ class Changes:
         return frames
 
 
-def send_what_comes() -> None:
+def all_links() -> list[weakref.ref[Any]]:
+    """The links that this process opens from now on: a list that grows. (To look for them among all objects would
+    disturb what other threads are making.)
+    """
+    kind, found = importlib.import_module("pathways.transport.links").Link, []
+    plain = kind.__init__
+
+    def begin(self: Any, *arguments: Any, **more: Any) -> None:
+        plain(self, *arguments, **more)
+        found.append(weakref.ref(self))
+
+    kind.__init__ = begin
+    return found
+
+
+def send_what_comes(links: list[weakref.ref[Any]]) -> None:
     """Sends the content of each file that comes, over the agent's link, and removes it."""
     changes, last = Changes(), None
     while True:
         time.sleep(0.005)
-        links = sys.modules.get("pathways.transport.links")
-        if links is None or not hasattr(links, "Link"):
-            continue
         changes.look()
-        if last is not None and not last.is_over and not os.path.exists(PATH):
+        link = links[-1]() if links else None
+        if link is None or link.is_over:
             continue
-        found = [each for each in gc.get_objects() if type(each) is links.Link and not each.is_over]
-        if not found:
-            continue
-        if found[0] is not last:
-            last = found[0]
-            connection = last.sending
+        if link is not last:
+            last = link
+            connection = link.sending
 
             def send(data: Any, stays: bool = False, plain: Any = connection.send) -> bool:
                 return bool(plain(memoryview(changes.frames(bytes(data))), False))
@@ -114,9 +125,9 @@ def send_what_comes() -> None:
             with open(PATH, "rb") as file:
                 frames = file.read()
             os.unlink(PATH)
-            with last.sending.lock:
-                last.sending.send(frames)
+            with link.sending.lock:
+                link.sending.send(frames)
 
 
 if PATH and not {"pathways.agent.main", "pathways.agent.client_end"}.isdisjoint(sys.orig_argv):
-    threading.Thread(target=send_what_comes, daemon=True).start()
+    threading.Thread(target=send_what_comes, args=(all_links(),), daemon=True).start()
