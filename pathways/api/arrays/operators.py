@@ -193,8 +193,14 @@ def _keep(table: Operations, key: Hashable, known: Compiled, closed: Any) -> Non
         table.known.pop(next(iter(table.known)), None)
         table.constants.clear()
     table.known[key] = known
-    # A derivative of a function goes with the function, and with it what it closes over.
-    weakref.finalize(closed, table.known.pop, key, None).atexit = False
+    # A derivative of a function goes with the function, and with it what it closes over. The table, whose programs may
+    # hold what they were traced from, goes with its cluster.
+    weakref.finalize(closed, _forget, weakref.ref(table), key).atexit = False
+
+
+def _forget(table: weakref.ref[Operations], key: Hashable) -> None:
+    if (there := table()) is not None:
+        there.known.pop(key, None)
 
 
 def _of_type(x: Any, aval: Any, home: Slice) -> Any:

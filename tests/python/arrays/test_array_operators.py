@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import threading
+import weakref
 from typing import Any
 
 import jax
@@ -282,3 +284,16 @@ def test_two_threads_compute_with_arrays(slice_: Any) -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong
+
+
+def test_what_was_compiled_goes_with_its_table(slice_: Any) -> None:
+    """Also while a function lives from which some of it was traced: a closed connection keeps nothing here."""
+    x = pw.device_put(np.arange(4, dtype=np.float32), slice_)
+    gradient = jax.grad(lambda v: (v * v).sum())
+    np.testing.assert_array_equal(np.asarray(gradient(x)), np.arange(4) * 2)
+    cluster = slice_.cluster
+    table, cluster.operations = cluster.operations, None
+    kept = [weakref.ref(each) for each in table.known.values()]
+    del table
+    gc.collect()
+    assert kept and not any(each() is not None for each in kept)
