@@ -338,7 +338,8 @@ void Controller::send_for(uint32_t id, CommandKind kind, std::span<const std::by
   if (client == nullptr) return;
   const std::vector<std::byte> record = controller_command(id, kind, payload);
   ++stats_.commands;
-  // One entry per host, so that none waits for another one. A lost host has nothing that the command could mean (ERR-2).
+  // One entry per host, so that none waits for another one. A lost host has nothing that the command could mean
+  // (ERR-2).
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if (hosts_.is_lost(h)) continue;
     grants_.submit(*client, record, kOneHost | h, EntryKind::kCommand, 0);

@@ -148,7 +148,8 @@ class Controller {
   std::vector<RoomRequest> room_requests(std::span<const uint32_t> suspended);
   /// SUSP-2: nobody can make room for the client.
   void refuse_room(uint32_t client);
-  /// Sends a command to all hosts that are not lost, as if the client had sent it: kOffload or kRestore, which only the controller sends.
+  /// Sends a command to all hosts that are not lost, as if the client had sent it: kOffload or kRestore, which only the
+  /// controller sends.
   void command_for(uint32_t client, CommandKind kind, std::vector<std::byte> payload);
 
   /// Runs one pass. Returns the number of records handled; 0 when there was nothing to do.
