@@ -7,6 +7,7 @@ Map from label to test:
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.watchdog(900)
+@pytest.mark.skipif(os.environ.get("PATHWAYS_KILLS") != "all", reason="`make campaigns` plays it")
 def test_a_short_soak() -> None:
     soak = pathlib.Path(__file__).with_name("soak.py")
     command = [sys.executable, str(soak), "--seconds", "30", "--shape", "2,1,2,1"]
