@@ -121,10 +121,11 @@ def test_a_put_keeps_only_the_block_that_its_array_needs(cluster: Any, mine: Any
 
 def test_placements_that_make_no_sense(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
-    good = payloads.define(77, mine.slice.placed(layout.cache))
+    number = cluster.placement(layout).number + 1000  # one that this session has not given out
+    good = payloads.define(number, mine.slice.placed(layout.cache))
     fields = json.loads(good[1:])
     first = fields["devices"][0]
-    broken = {"no JSON": good[:-3], "no fields": b"D[]", "nothing": b"D", "other fields": b'D{"id": 77}'}
+    broken = {"no JSON": good[:-3], "no fields": b"D[]", "nothing": b"D", "other fields": b'D{"id": %d}' % number}
     for name, change in {
         "devices that are not there": {"devices": [first, 1000]},
         "devices of the end": {"devices": [-1, -2]},
@@ -145,11 +146,11 @@ def test_placements_that_make_no_sense(cluster: Any, mine: Any) -> None:
     for name, payload in broken.items():
         native.command(payloads.BACKEND, layout.group, 0, 0, payload)
         array = native.new_array(layout)
-        native.put(array, payloads.put_inline(77, VALUE.tobytes()))
+        native.put(array, payloads.put_inline(number, VALUE.tobytes()))
         assert "put failed on host" in refused(cluster, array.raw_handle), name
     native.command(payloads.BACKEND, layout.group, 0, 0, good)
     array = native.new_array(layout)
-    native.put(array, payloads.put_inline(77, OTHER.tobytes()))
+    native.put(array, payloads.put_inline(number, OTHER.tobytes()))
     np.testing.assert_array_equal(np.asarray(array), OTHER)
 
 
