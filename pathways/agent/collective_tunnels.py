@@ -26,13 +26,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
-from pathways.agent.fabric import check_neighbour
+from pathways.agent.fabric import check_neighbour, dial_neighbour
 from pathways.process import fd_passing
 from pathways.process.tcp_sockets import tcp_sockets
 from pathways.protocol import agent_pb2 as pb
 from pathways.transport.loop import Listener, Loop
 from pathways.transport.tunnels import Tunnels, TunnelServer
-from pathways.trust import Identity, Port, Renewal, Role, dial_answered
+from pathways.trust import Identity, Port, Renewal, Role
 
 #: Each pair of devices on two machines has a connection, for each set of devices that computes together.
 MOST_OF_ONE = 1 << 12
@@ -171,7 +171,10 @@ class _Group:
                 f"the collectives of host {host}, which is on machine {machine.name}, cannot be reached: this machine "
                 f"cannot listen at {address_on_link(host)}:{port}: {error.strerror}. Are both agents on one machine?"
             ) from None
-        dial = functools.partial(self._dial, machine, host)
+        secret, incarnation = self.neighbours.secret, self.incarnation
+        dial = functools.partial(
+            dial_neighbour, machine, self._credentials, _PURPOSE, secret, incarnation=incarnation, host=host
+        )
         return TunnelServer(self._loop, listener, dial, functools.partial(self._check, host))
 
     def _check(self, host: int, near: socket.socket) -> None:
@@ -182,16 +185,3 @@ class _Group:
                 if any((each.address, each.port) == caller for each in tcp_sockets(pid)):
                     return
         raise errors.PermissionDeniedError(f"who calls host {host} from this machine is none of its hosts")
-
-    def _dial(self, machine: pb.Neighbours.Machine, host: int) -> socket.socket:
-        connection, _ = dial_answered(
-            machine.fabric,
-            self._credentials,
-            _PURPOSE,
-            expects=Role.HOST,
-            machine=machine.name,
-            secret=self.neighbours.secret,
-            incarnation=self.incarnation,
-            host=host,
-        )
-        return connection

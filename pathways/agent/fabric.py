@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pathways import errors
-from pathways.trust import Identity
+from pathways.protocol import agent_pb2 as pb
+from pathways.trust import Identity, Renewal, Role, dial_answered
 
 _SIOCGIFCONF = 0x8912  # linux/sockios.h
 _IFREQ_BYTES = 40
@@ -101,3 +102,15 @@ def check_neighbour(identity: Identity, hello: Mapping[str, Any], secret: str) -
     """Raises `PermissionDeniedError`: the caller does not know the secret of this island; empty: there is none now."""
     if not secret or not hmac.compare_digest(str(hello.get("secret", "")).encode(), secret.encode()):
         raise errors.PermissionDeniedError(f"{identity.name} is no machine of this island")
+
+
+def dial_neighbour(
+    machine: pb.Neighbours.Machine, credentials: Renewal | None, purpose: str, secret: str, **more: Any
+) -> socket.socket:
+    """Calls the agent of another machine of this island; `check_neighbour` is its other end. `more`, and what it
+    raises: see `dial_answered`.
+    """
+    connection, _ = dial_answered(
+        machine.fabric, credentials, purpose, expects=Role.HOST, machine=machine.name, secret=secret, **more
+    )
+    return connection

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathways import errors
-from pathways.agent.fabric import Fabric, check_neighbour
+from pathways.agent.fabric import Fabric, check_neighbour, dial_neighbour
 from pathways.protocol import agent_pb2 as pb
 from pathways.transport import HEARTBEAT_S, SILENCE_S
 from pathways.transport.connection import Connection, Parser
 from pathways.transport.loop import Loop
-from pathways.trust import Identity, Port, Renewal, Role, dial_answered
+from pathways.trust import Identity, Port, Renewal, Role
 
 #: The first call begins within this time, in seconds, and takes no longer. The other machine may hear of its neighbours
 #: later.
@@ -69,15 +69,8 @@ class FabricWatch:
         why, has_reached = "", False
         while not has_reached and loop.time() < give_up:
             try:
-                sock, _ = await asyncio.to_thread(
-                    dial_answered,
-                    machine.fabric,
-                    self._credentials,
-                    _PURPOSE,
-                    expects=Role.HOST,
-                    machine=machine.name,
-                    timeout_s=REACH_S,
-                    secret=neighbours.secret,
+                sock = await asyncio.to_thread(
+                    dial_neighbour, machine, self._credentials, _PURPOSE, neighbours.secret, timeout_s=REACH_S
                 )
             except (errors.PathwaysError, OSError) as error:
                 why = str(error).partition(": is ")[0]  # what follows is advice about a controller

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
-from pathways.agent.fabric import check_neighbour
+from pathways.agent.fabric import check_neighbour, dial_neighbour
 from pathways.protocol import agent_pb2 as pb
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels, TunnelServer
-from pathways.trust import Identity, Port, Renewal, Role, dial_answered
+from pathways.trust import Identity, Port, Renewal, Role
 
 _PURPOSE = "rendezvous"
 #: The agent of the first host may hear later than the others that the island starts.
@@ -101,16 +101,7 @@ class Rendezvous:
     def _dial(self, first: pb.Neighbours.Machine, secret: str, incarnation: int, until: float) -> socket.socket:
         while True:
             try:
-                connection, _ = dial_answered(
-                    first.fabric,
-                    self._credentials,
-                    _PURPOSE,
-                    expects=Role.HOST,
-                    machine=first.name,
-                    secret=secret,
-                    incarnation=incarnation,
-                )
-                return connection
+                return dial_neighbour(first, self._credentials, _PURPOSE, secret, incarnation=incarnation)
             except (errors.PathwaysError, OSError):
                 if self._server is None or time.monotonic() > until:
                     raise

@@ -96,7 +96,7 @@ class Connection(Served):
         self._reads = parse is not None
         self._deadline, self._late = math.inf, ""
         self._heard_at = self._taken_at = self._looked_at = time.monotonic()
-        self._silent_s = self._stuck_s = 0.0  # when it was looked at last: it said nothing, and took nothing
+        self._silent_s = self._stuck_s = 0.0  # at the last look: how long it had said nothing, and taken nothing
         self._waiting = 0  # bytes in the kernel, then
         self._low_water = 1
         self._beat_at = 0.0
