@@ -179,9 +179,10 @@ class _Group:
 
     def _check(self, host: int, near: socket.socket) -> None:
         """Other users of this machine can call any of its loopback addresses."""
-        caller = near.getpeername()
+        # Both ends: two connections to different places may come from one port.
+        ends = near.getpeername(), near.getsockname()
         for pid in tuple(self._pids) * _READINGS:
             with contextlib.suppress(OSError):  # it has ended
-                if any((each.address, each.port) == caller for each in tcp_sockets(pid)):
+                if any(((each.address, each.port), each.peer) == ends for each in tcp_sockets(pid)):
                     return
         raise errors.PermissionDeniedError(f"who calls host {host} from this machine is none of its hosts")

@@ -16,6 +16,7 @@ class TcpSocket(NamedTuple):
 
     address: str
     port: int
+    peer: tuple[str, int]  # the other end; of one that listens, 0.0.0.0 and 0
     listens: bool
 
 
@@ -33,9 +34,12 @@ def tcp_sockets(pid: int) -> list[TcpSocket]:
     with open(f"/proc/{pid}/net/tcp", encoding="ascii") as table:
         next(table)
         for row in table:
-            _, local, _, state, *rest = row.split()
+            _, local, peer, state, *rest = row.split()
             if f"socket:[{rest[5]}]" in own:
-                address, _, port = local.partition(":")
-                shown = socket.inet_ntoa(int(address, 16).to_bytes(4, sys.byteorder))
-                found.append(TcpSocket(shown, int(port, 16), state == _LISTENS))
+                found.append(TcpSocket(*_end(local), _end(peer), state == _LISTENS))
     return found
+
+
+def _end(shown: str) -> tuple[str, int]:
+    address, _, port = shown.partition(":")
+    return socket.inet_ntoa(int(address, 16).to_bytes(4, sys.byteorder)), int(port, 16)
