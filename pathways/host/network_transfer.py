@@ -374,12 +374,15 @@ class _HostStream:
             text = bytes((yield from reader.take(length))).decode()
             if node == _REFUSED:
                 raise RuntimeError(text)
-            with self._lock:
-                outgoing = self._open.pop((order, node), None)
-                if outgoing is not None:
-                    self.queued_bytes -= outgoing.nbytes
+            self._answered(order, node, text if length else None)
+
+    def _answered(self, order: int, node: int, error: str | None) -> None:
+        with self._lock:
+            outgoing = self._open.pop((order, node), None)
             if outgoing is not None:
-                self._core.remote_send_done(outgoing, text if length else None)
+                self.queued_bytes -= outgoing.nbytes
+        if outgoing is not None:
+            self._core.remote_send_done(outgoing, error)
 
     def _broken(self, stream: Pair, why: str) -> None:
         """Fails all unanswered transfers of a stream that is over."""
@@ -388,7 +391,7 @@ class _HostStream:
         with self._lock:
             if self._stream is not stream:
                 return
-            self._stream = self._messages = None
+            self._stream = self._messages = self._picked = None
             lost = list(self._open.values())
             self._short, self._long = [], []
             self._open.clear()

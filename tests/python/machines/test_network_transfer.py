@@ -11,12 +11,14 @@ import dataclasses
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from chunks import chunk
+from control_clusters import eventually
 from stream_cases import BlockingFrames
 
 from pathways import _core
@@ -165,6 +167,25 @@ def test_a_stream_that_breaks_fails_what_it_carried_and_the_next_is_new(way: Any
     assert error.startswith("ComputationError: ")
     made.send(OutgoingTransfer(2))
     assert core.wait(2) == [None]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_nothing_is_kept_of_what_is_over(way: Any, breaks: bool) -> None:
+    """An outgoing transfer holds an array, and an array may hold memory that a client has lent."""
+
+    def answer(message: bytes) -> bytes:
+        if breaks:
+            raise ConnectionError("it fell")
+        return answered(message)
+
+    made, core = way(answer)
+    for order in range(3):
+        outgoing = OutgoingTransfer(order, left=1 << 30 if breaks else 1)
+        is_there = weakref.ref(outgoing)
+        made.send(outgoing)
+        del outgoing
+        core.wait(order)
+        eventually(lambda is_there=is_there: is_there() is None, "it is let go")
 
 
 def test_nobody_there(way: Any) -> None:
