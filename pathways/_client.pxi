@@ -354,12 +354,13 @@ cdef class Client:
         if not self.closed:
             self.core.get().forget(_handle(raw))
 
-    def put(self, Buffer array not None, bytes payload not None, BlockView block=None, span=None):
+    def put(self, Buffer array not None, bytes payload not None, BlockView block=None, span=None, uint32_t parts=0):
         """Sends the bytes of a new array as a command, in the order. `block` has them, and is leased to each host of
-        the array. `span`: what the command says of it instead, (offset, bytes), for tests of TRUST-1.
+        the array. `span`: what the command says of it instead, (offset, bytes), for tests of TRUST-1. `parts`: so many
+        entries at its end say what each host needs (`payloads.leased_parts`); 0: each needs all.
         """
         self.send_command(CommandKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.space_set,
-                          array.layout.space_bytes, _lease(block, array.layout, span))
+                          array.layout.space_bytes, _lease(block, array.layout, span, parts))
 
     def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None, span=None):
         """Has the hosts write an array into `block`, which is leased to each host of the array, and then complete

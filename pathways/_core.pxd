@@ -163,6 +163,10 @@ cdef extern from "plan/plan.h" namespace "pathways" nogil:
         @staticmethod
         Plan parse(vector[byte]) except +
 
+cdef extern from "messages/leased_parts.h" namespace "pathways" nogil:
+    cdef cppclass LeasedPart:
+        pass
+
 cdef extern from "messages/records.h" namespace "pathways" nogil:
     cdef enum class CommandKind(uint16_t):
         kPut
@@ -382,6 +386,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         uint64_t bytes
         uint64_t borrowers
         uint32_t others
+        uint32_t parts
         uint64_t lie
     cdef cppclass UnreadFailure "pathways::Failures::Unread":
         string text

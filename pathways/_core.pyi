@@ -125,7 +125,12 @@ class Client:
     def new_token(self, parts: int) -> int: ...
     def forget_token(self, raw: int) -> None: ...
     def put(
-        self, array: Buffer, payload: bytes, block: BlockView | None = None, span: tuple[int, int] | None = None
+        self,
+        array: Buffer,
+        payload: bytes,
+        block: BlockView | None = None,
+        span: tuple[int, int] | None = None,
+        parts: int = 0,
     ) -> None: ...
     def fetch(
         self,

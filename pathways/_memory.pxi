@@ -5,14 +5,15 @@
 cdef int64_t _borrowed = 0   # number of leases that this process holds of blocks in clients' memory
 
 
-cdef Lease _lease(BlockView block, Layout layout, span=None):
+cdef Lease _lease(BlockView block, Layout layout, span=None, uint32_t parts=0):
     """A lease of a block for each host of a layout; hosts with numbers from BORROWERS on get a counted reference.
-    `span`: what is said of the block instead.
+    `span`: what is said of the block instead. `parts`: see `Client.put`.
     """
     cdef Lease lease
     if block is not None:
         lease.offset = block.offset
-        lease.bytes = block.nbytes
+        lease.bytes = block.nbytes - parts * sizeof(LeasedPart)
+        lease.parts = parts
         for host in layout.hosts:
             if host < BORROWERS:
                 lease.borrowers |= <uint64_t>1 << <int>host

@@ -163,7 +163,8 @@ Status Client::command(CommandKind kind, uint32_t group, Handle handle, Handle t
                              0,
                              0,
                              lease.offset + lease.lie,
-                             lease.bytes};
+                             lease.bytes,
+                             lease.parts};
   std::memcpy(room.data(), &record, sizeof record);
   if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
   publish();

@@ -58,7 +58,8 @@ struct Lease {
   uint64_t offset = 0;
   uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, one bit each: their leases come back even if they die
   uint32_t others = 0;     ///< the number of other hosts
-  uint64_t bytes = 0;      ///< of the block
+  uint64_t bytes = 0;      ///< of the block, without what it says of its parts
+  uint32_t parts = 0;      ///< see CommandRecord
   uint64_t lie = 0;        ///< added to the offset that the command says; for tests of TRUST-1
 };
 

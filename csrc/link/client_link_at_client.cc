@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "link/link_hub.h"
 #include "link/link_pool.h"
+#include "messages/leased_parts.h"
 
 namespace pathways {
 namespace {
@@ -73,16 +74,16 @@ bool ClientLinkAtClient::lease(std::span<std::byte> bytes, FrameWriter& to) {
     return true;
   }
   if (block == 0) {  // else the record found no room before
+    const uint64_t size = leased_bytes(record);
     if (!to.fits(sizeof(BlockFrame) + sizeof record.lease_stamp)) return false;
-    block = lent_.add(
-        {kSelf, handle, is_fetch, record.lease_at, record.lease_bytes, record.lease_others, {kSelf}, {kSelf}});
-    const BlockFrame frame{block, record.lease_bytes, is_fetch ? record.token : 0};
+    block = lent_.add({kSelf, handle, is_fetch, record.lease_at, size, record.lease_others, {kSelf}, {kSelf}});
+    const BlockFrame frame{block, size, is_fetch ? record.token : 0};
     std::byte* at = to.begin(FrameKind::kBlock, record.group, 0, sizeof frame + sizeof record.lease_stamp);
     std::memcpy(at, &frame, sizeof frame);
     std::memcpy(at + sizeof frame, &record.lease_stamp, sizeof record.lease_stamp);
-    lent_bytes_ += record.lease_bytes;
+    lent_bytes_ += size;
     count_kept();
-    if (!is_fetch) data_ = {kSelf, block, {{0, record.lease_bytes}}};
+    if (!is_fetch) data_ = {kSelf, block, {{0, size}}};
   }
   if (!send_data(to) || !to.fits(bytes.size())) return false;
   set_lease(bytes, block, record.lease_bytes);
@@ -102,8 +103,9 @@ bool ClientLinkAtClient::read_block(const Block& block, uint64_t at, std::span<s
 bool ClientLinkAtClient::is_lent(const CommandRecord& record) const {
   const ArenaView& arena = view_.arena();
   if (!arena.is_there()) return false;
-  return (record.lease_others == 0 ? arena.find_lent(record.lease_at, record.lease_bytes)
-                                   : arena.find(record.lease_at, record.lease_bytes)) != nullptr;
+  const uint64_t size = leased_bytes(record);
+  return (record.lease_others == 0 ? arena.find_lent(record.lease_at, size) : arena.find(record.lease_at, size)) !=
+         nullptr;
 }
 
 /// By value: a put's leases end here.

@@ -6,8 +6,8 @@
 ///
 /// A block that a command leases to hosts of this link crosses by value, once for all of them (kBlock, kData): the
 /// agent has memory of its own for each client's blocks (link/far_blocks.h). The head returns the hosts' leases when a
-/// put's bytes are in the link, and that of a fetch when the host has answered. Of a fetch's block comes back what the
-/// hosts of this link have written.
+/// put's bytes are in the link, and that of a fetch when the host has answered. Of a put's block goes what the hosts of
+/// this link need, as far as the client says that (LeasedPart); of a fetch's comes back what they have written.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "link/awaited_futures.h"
 #include "link/far_blocks.h"
@@ -73,6 +74,7 @@ class MachineLink final : public Link {
   bool pump_host(uint32_t number, FarHost& host, FrameWriter& to);
   bool pump_far(uint32_t number, FarHost& host, FrameWriter& to);
   bool lease(uint32_t host, std::span<std::byte> record, FrameWriter& to);
+  std::vector<BlockPiece> needed(const CommandRecord& record, std::vector<uint32_t> hosts);
   bool answer_fetch(std::span<const std::byte> record, FrameWriter& to);
   // deliver
   void take(const FrameHeader& header, std::span<const std::byte> payload) override;

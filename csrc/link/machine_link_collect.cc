@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "link/machine_link.h"
+#include "messages/leased_parts.h"
 
 namespace pathways {
 namespace {
@@ -90,7 +91,7 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
     for (const uint32_t host : hub_.group(record.group)) {
       const auto found = hosts_.find(host);
       if (found == hosts_.end() || here.size() >= kMostHosts ||
-          !hub_.is_leased(header.client, record.lease_at, record.lease_bytes, host)) {
+          !hub_.is_leased(header.client, record.lease_at, leased_bytes(record), host)) {
         continue;
       }
       here.push_back(host);
@@ -105,7 +106,7 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
           to.begin(FrameKind::kBlock, header.client, static_cast<int32_t>(here.size()), sizeof frame + hosts_bytes);
       std::memcpy(at, &frame, sizeof frame);
       std::memcpy(at + sizeof frame, there.data(), hosts_bytes);
-      if (!is_fetch) data_ = {header.client, block, {{0, record.lease_bytes}}};
+      if (!is_fetch) data_ = {header.client, block, needed(record, here)};
     }
   }
   LentBlocks::Lent* lent = lent_.find(block);
@@ -118,6 +119,28 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
   std::erase(lent_.find(block)->awaited, number);
   lent_.end_if_over(block);
   return true;
+}
+
+/// The pieces of a put's block that some of these hosts need. A client that says nonsense sends all of it.
+std::vector<BlockPiece> MachineLink::needed(const CommandRecord& record, std::vector<uint32_t> hosts) {
+  const std::vector<BlockPiece> all{{0, record.lease_bytes}};
+  std::vector<LeasedPart> parts(record.lease_parts);
+  const auto said = std::as_writable_bytes(std::span(parts));
+  if (parts.empty() || !hub_.read(record.header.client, record.lease_at, record.lease_bytes, said)) return all;
+  std::ranges::sort(hosts);
+  std::ranges::sort(parts, {}, &LeasedPart::at);
+  std::vector<BlockPiece> pieces;
+  for (const auto& [host, reserved, at, bytes] : parts) {
+    if (at > record.lease_bytes || bytes > record.lease_bytes - at) return all;
+    if (!std::ranges::binary_search(hosts, host)) continue;
+    const uint64_t end = pieces.empty() ? 0 : pieces.back().at + pieces.back().bytes;
+    if (pieces.empty() || at > end) {
+      pieces.push_back({at, bytes});
+    } else if (at + bytes > end) {  // hosts may need the same bytes
+      pieces.back().bytes = at + bytes - pieces.back().at;
+    }
+  }
+  return pieces;
 }
 
 /// LINK-3: before the last completion of a fetch goes out, the bytes do.

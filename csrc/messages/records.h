@@ -117,6 +117,8 @@ struct CommandRecord {
   /// kPut, kFetch: the block that is leased to each host: offset in the client's arena, size; 0 bytes: none. A link
   /// carries the block by value: where it arrives, `lease_at` is the offset in that machine's arena for the client.
   uint64_t lease_at = 0, lease_bytes = 0;
+  /// kPut: so many LeasedParts (leased_parts.h) lie in the block behind these bytes: what each host needs; 0: all.
+  uint32_t lease_parts = 0, reserved = 0;
 };
 
 struct CancelRecord {
@@ -204,7 +206,7 @@ struct HostLostRecord {
   uint32_t hosts, bytes;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 88);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 96);
 static_assert(sizeof(FutureDoneRecord) == 24 && sizeof(FetchDoneRecord) == 24);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 

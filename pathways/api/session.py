@@ -9,7 +9,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from pathways import _core, _jaxlib, errors
@@ -187,9 +187,18 @@ class Session:
                     number = next(self._placement_numbers) if known is None else known.number
                     placed = layout.slice.placed(layout.cache)
                     self.native.command(payloads.BACKEND, layout.group, number, 0, payloads.define(number, placed))
-                    known = KnownPlacement(number, layout.slice.binding, placed.packing)
+                    parts = self._parts(placed, layout.hosts)
+                    known = KnownPlacement(number, layout.slice.binding, placed.packing, parts)
                     self._placements[layout] = known
         return known
+
+    def _parts(self, placed: Placement, hosts: Sequence[int]) -> bytes:
+        """What each of `hosts` needs of an array's bytes, if they may be on several machines, and not all need all."""
+        topology = self._control.topology
+        if len(hosts) == 1 or len(placed.replicas) == 1 or not any(topology.machines):
+            return b""
+        pieces = placed.pieces(topology.devices_per_host)
+        return payloads.leased_parts(pieces) if len(pieces) <= payloads.MOST_LEASED_PARTS else b""
 
     def sweep(self) -> None:
         """Tells the hosts, in the order, and the controller of programs that nobody here can call any more."""

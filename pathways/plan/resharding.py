@@ -72,6 +72,25 @@ class Placement:
             holders.setdefault(cell, []).append(device)
         return {cell: tuple(devices) for cell, devices in holders.items()}
 
+    def pieces(self, devices_per_host: int) -> list[tuple[int, int, int]]:
+        """What each host needs of the packed form: (host, first byte, bytes), each as long as it can be."""
+        grid, stride = self.parts(), self.packing.stride
+        needed: dict[int, set[int]] = {}
+        for device, cell in zip(self.devices, self.cells, strict=True):
+            number = 0
+            for at, parts in zip(cell, grid, strict=True):
+                number = number * parts + at
+            needed.setdefault(device // devices_per_host, set()).add(number)
+        pieces: list[tuple[int, int, int]] = []
+        for host, numbers in sorted(needed.items()):
+            for number in sorted(numbers):
+                last = pieces[-1] if pieces else None
+                if last is not None and last[0] == host and last[1] + last[2] == number * stride:
+                    pieces[-1] = (host, last[1], last[2] + stride)
+                else:
+                    pieces.append((host, number * stride, stride))
+        return pieces
+
 
 @dataclasses.dataclass(frozen=True)
 class Block:

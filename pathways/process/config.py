@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 
 
 #: How a cluster decides which client's run is next, and what that means.

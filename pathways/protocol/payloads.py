@@ -30,7 +30,7 @@ import enum
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -47,6 +47,10 @@ _FETCH = struct.Struct("<cB")
 _KEY = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
 _OFFLOAD = struct.Struct("<cQ?")
+_LEASED_PART = struct.Struct("<IIQQ")
+
+#: See `leased_parts`. As in csrc/messages/leased_parts.h.
+LEASED_PART_BYTES, MOST_LEASED_PARTS = _LEASED_PART.size, 1 << 16
 
 #: Kinds of commands, as csrc/messages/records.h numbers them.
 BACKEND, RENAME, OFFLOAD, RESTORE = 4, 6, 7, 8
@@ -156,6 +160,11 @@ def put_inline(placement: int, data: bytes) -> bytes:
 def put_leased(placement: int) -> bytes:
     """A put whose bytes lie in the block of memory that the command leases to each host."""
     return _PUT.pack(b"P", placement, Mode.LEASED)
+
+
+def leased_parts(parts: Iterable[tuple[int, int, int]]) -> bytes:
+    """What hosts need of a put's bytes: (host, first byte, bytes) of each piece. It lies behind these bytes."""
+    return b"".join(_LEASED_PART.pack(host, 0, at, nbytes) for host, at, nbytes in parts)
 
 
 def put_local(placement: int, key: int) -> bytes:

@@ -57,6 +57,8 @@ class KnownPlacement(NamedTuple):
     number: int
     binding: SliceBinding
     packing: Packing
+    #: What each host needs of the packed form (`payloads.leased_parts`), if they are on several machines.
+    parts: bytes = b""
 
 
 class HostTransfer(abc.ABC):
@@ -105,9 +107,12 @@ class SharedMemory(HostTransfer):
             data = np.asarray(leaf, dtype=kind.dtype).tobytes()
             self._client.put(array, payloads.put_inline(placement.number, data))
             return
-        block = self.allocate(placement.packing.nbytes, what)
+        nbytes, parts = placement.packing.nbytes, placement.parts
+        block = self.allocate(nbytes + len(parts), what)
         placement.packing.pack(leaf, memoryview(block))
-        self._client.put(array, payloads.put_leased(placement.number), block)
+        memoryview(block)[nbytes:] = parts
+        count = len(parts) // payloads.LEASED_PART_BYTES
+        self._client.put(array, payloads.put_leased(placement.number), block, parts=count)
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
         packing, nbytes = self._form(array)

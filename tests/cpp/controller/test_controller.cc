@@ -126,8 +126,8 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
       {"expected 64", raw(wanting, 56)},
       {"unknown flags 256", raw(strange, 56)},
       {"group 99", raw(nowhere, 56)},
-      {"expected 152", raw(command, sizeof command)},
-      {"has 8 bytes, expected 88", raw(command, 8)},
+      {"expected 160", raw(command, sizeof command)},
+      {"has 8 bytes, expected 96", raw(command, 8)},
       {"has a hold", raw(holding, sizeof holding)},
       {"of kind 3", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 16)},  // it has a ring of its own
       {"of kind 5", raw(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 1, 1, 1, 1, 0}, sizeof(RunDoneRecord))},

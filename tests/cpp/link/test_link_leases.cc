@@ -1,12 +1,13 @@
 // Memory that a client leases to hosts of another machine: the bytes cross once, by value, and the leases end.
 //
 //   LINK-2   LinkLeases.LeasesOfLostHosts
-//   LINK-3   LinkLeases.Puts, LinkLeases.RandomLeases
+//   LINK-3   LinkLeases.Puts, LinkLeases.PartsOfPuts, LinkLeases.RandomLeases
 //   ARENA-5  LinkLeases.LeasesOfLostHosts
 #include <map>
 #include <utility>
 
 #include "link/leases.h"
+#include "messages/leased_parts.h"
 
 namespace pathways::test::test_link_leases {
 namespace {
@@ -48,6 +49,75 @@ TEST(LinkLeases, Puts) {
       EXPECT_EQ(head.there(host / 2).find(places[host], 1) == nullptr, host != 0);
     }
   }
+}
+
+/// To each machine goes what its hosts need, each byte once; where the client says nonsense, all of it.
+TEST(LinkLeases, PartsOfPuts) {
+  constexpr size_t kBytes = 300'000;
+  const auto part = [](uint32_t host, uint64_t at, uint64_t bytes) { return LeasedPart{host, 0, at, bytes}; };
+  const std::vector<LeasedPart> said{part(0, 0, 100'000), part(1, 50'000, 80'000), part(2, 200'000, 1000),
+                                     part(2, 201'000, 1000), part(3, 0, kBytes)};
+  struct Case {
+    std::vector<LeasedPart> parts;
+    uint32_t count;
+    std::vector<BlockPiece> first, second;  ///< what goes to each machine
+  };
+  const std::vector<BlockPiece> all{{0, kBytes}};
+  const auto outside = [&](LeasedPart wrong) {
+    auto parts = said;
+    parts.push_back(wrong);
+    return Case{parts, 6, all, all};
+  };
+  const std::vector<Case> cases{{said, 5, {{0, 130'000}}, {{200'000, 2000}}},
+                                {said, 0, all, all},
+                                {said, 3, {{0, 130'000}}, {{200'000, 1000}}},
+                                {{said[4]}, 1, {}, {}},
+                                outside(part(0, kBytes, 1)),
+                                outside(part(7, kBytes + 1, 0)),
+                                outside(part(2, 1, UINT64_MAX))};
+  uint64_t stamp = 0;
+  for (const Case& each : cases) {
+    SCOPED_TRACE(++stamp);
+    Leases head;
+    const size_t parts_bytes = each.parts.size() * sizeof(LeasedPart);
+    const uint64_t offset = head.block(kBytes + parts_bytes, 7, stamp);
+    const Bytes value = pattern(kBytes, stamp);
+    std::memcpy(head.arena().at(offset), value.data(), kBytes);
+    std::memcpy(head.arena().at(offset) + kBytes, each.parts.data(), parts_bytes);
+    auto record = read_record<CommandRecord>(head.command(CommandKind::kPut, stamp, 0, offset, kBytes, stamp));
+    record.lease_parts = each.count;
+    for (const uint32_t host : {0u, 1u, 2u}) head.order(host, joined(record));
+    head.transmit();
+    for (const uint32_t host : {0u, 1u, 2u}) {
+      EXPECT_FALSE(head.is_lent(offset, host));
+      const std::byte* here = head.there(host / 2).find_leased(head.place(host), kBytes, host);
+      ASSERT_NE(here, nullptr);
+      Bytes want(kBytes);  // nothing else was written there
+      for (const auto& [at, bytes] : host < 2 ? each.first : each.second) {
+        std::memcpy(want.data() + at, value.data() + at, bytes);
+      }
+      EXPECT_EQ(std::memcmp(here, want.data(), kBytes), 0) << host;
+    }
+    const auto sent = head[1].at_head->stats().bytes_out;
+    EXPECT_LT(sent, (each.second.empty() ? 0 : each.second[0].bytes) + kBytes / 100 + 2000);
+  }
+}
+
+/// More than the block has, or than a block may say: it is not there, and nothing is made of that size.
+TEST(LinkLeases, MorePartsThanThereAre) {
+  for (const uint32_t count : {9u, kMostLeasedParts, kMostLeasedParts + 1, UINT32_MAX}) {
+    Leases head;
+    const uint64_t offset = head.block(64 + sizeof(LeasedPart), 7, 1);
+    auto record = read_record<CommandRecord>(head.command(CommandKind::kPut, 1, 0, offset, 64, 1));
+    record.lease_parts = count;
+    head.order(0, joined(record));
+    head.transmit();
+    EXPECT_EQ(head.place(0), 0u) << count;
+  }
+  CommandRecord record{};
+  record.lease_bytes = UINT64_MAX - 10;
+  record.lease_parts = 1;
+  EXPECT_EQ(leased_bytes(record), UINT64_MAX);
 }
 
 TEST(LinkLeases, RefusedPutsEndTheirLeases) {

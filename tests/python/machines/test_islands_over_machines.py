@@ -4,7 +4,7 @@ Map from label to test:
     ERR-2   test_a_lost_machine_and_one_that_takes_its_place
     FAB-1   test_collectives_use_the_fabric_alone, test_machines_whose_fabric_does_not_reach
     LINK-1  test_all_machines_stand_still_and_go_on
-    LINK-3  test_arrays_of_every_sharding
+    LINK-3  test_arrays_of_every_sharding, test_each_machine_gets_what_its_hosts_need
 """
 
 from __future__ import annotations
@@ -113,6 +113,25 @@ def test_arrays_of_every_sharding(machines: MachineCluster, is_far: bool) -> Non
             np.testing.assert_array_equal(each, square)
         key = pw.jit(lambda: jax.random.key_data(jax.random.split(jax.random.key(3), 4)), devices=there)
         np.testing.assert_array_equal(np.asarray(key()), jax.random.key_data(jax.random.split(jax.random.key(3), 4)))
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_each_machine_gets_what_its_hosts_need(machines: MachineCluster, is_far: bool) -> None:
+    """Of a put onto a slice of two machines, no byte goes to a machine whose hosts do not need it."""
+    value = np.random.default_rng(5).random((1024, 1024), np.float32)
+    with machines.connect_far() if is_far else machines.connect() as cluster:
+        there = whole(cluster, "pod1")
+
+        def sent() -> list[int]:
+            return [each["bytes_out"] for each in cluster.stats()["machines"] if each["island_name"] == "pod1"]
+
+        for spec, share in ((P(("x", "y")), 0.5), (P(None, "x"), 0.5), (P("y"), 1.0), (P(), 1.0)):
+            np.testing.assert_array_equal(np.asarray(pw.device_put(value + 1, there, spec)), value + 1)
+            before = sent()
+            array = pw.device_put(value, there, spec).block_until_ready()
+            for now, then in zip(sent(), before, strict=True):
+                assert share <= (now - then) / value.nbytes < share + 0.1, spec
+            np.testing.assert_array_equal(np.asarray(array), value)
 
 
 def test_all_machines_stand_still_and_go_on(machines: MachineCluster) -> None:

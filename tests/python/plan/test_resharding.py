@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pathways.compiler.ir import ArrayType, MeshSpec
@@ -244,3 +244,22 @@ def test_every_spec_of_a_mesh_of_two_axes() -> None:
         shown, _ = carry_out(reshard_plan(source, target, 2), source, full, 2)
         for device, shard in shards_of(target, full).items():
             np.testing.assert_array_equal(shown[device], shard)
+
+
+@given(pairs())
+def test_pieces_of_the_packed_form(pair: tuple[Placement, Placement, int]) -> None:
+    """Each host's pieces are the cells of its devices; no two of them could be one."""
+    where, _, each = pair
+    packing = where.packing
+    assume(packing.nbytes > 0)
+    needed = np.zeros((12, packing.nbytes), bool)  # by host
+    for device, cell in zip(where.devices, where.cells, strict=True):
+        begin = int(np.ravel_multi_index(cell, where.parts())) * packing.stride if cell else 0
+        needed[device // each, begin : begin + packing.stride] = True
+    pieces = where.pieces(each)
+    for (host, at, nbytes), (other, begin, _) in itertools.pairwise(pieces):
+        assert (host, at + nbytes) < (other, begin)
+    for host, at, nbytes in pieces:
+        assert needed[host, at : at + nbytes].all()
+        needed[host, at : at + nbytes] = False
+    assert not needed.any()
