@@ -159,7 +159,7 @@ cdef class Host:
 
     def replace_peers(self, list successors not None):
         """Lost peers have successors: of each the peer's number, its segment, its epoch, the number of the loss, and
-        whether bytes go there through a stream, as they did before. The segment is None when the successor is beyond
+        whether bytes go there through a stream. The segment is None when the successor is beyond
         the machine's link. Returns when this host no longer uses the predecessors' memory: by peer, the exception of a
         successor that it refuses, and keeps as lost.
         """
@@ -176,10 +176,13 @@ cdef class Host:
             sleep(0.001)
         keep = list(self.keep)
         for peer, segment, _, _, is_streamed in successors:
-            if peer not in refused and segment is not None:
-                if not is_streamed:  # Python's lock is held, so no step is under way.
+            if peer not in refused:  # Python's lock is held, so no step is under way.
+                if is_streamed:
+                    self.backend.get().open_stream(peer)
+                elif segment is not None:
                     self.backend.get().open_memory(peer, _host_view(segment).arena())
-                keep[peer] = segment
+                if segment is not None:
+                    keep[peer] = segment
         self.keep = tuple(keep)  # views of the old memory keep the old tuple alive
         return refused
 

@@ -46,6 +46,7 @@ def host_segment(
     peer_ring_bytes: int = ...,
     shared: bool = True,
     link_ring_bytes: int = ...,
+    first_peer: int = ...,
 ) -> Segment: ...
 
 class Pulse:
@@ -193,13 +194,14 @@ class Controller:
     def __init__(
         self,
         segment: Segment,
-        hosts: Sequence[Segment],
+        hosts: Sequence[Segment | None],
         window: int = 256,
         budgets: Sequence[int] = ...,
         spaces: Sequence[str] = ...,
         status: Segment | None = None,
         policy: Policy = ...,
         devices: int = ...,
+        host_ring_bytes: int = ...,
         asks_for_room: bool = ...,
         ends_hosts_with_faults: bool = ...,
         pool: LinkPool | None = ...,
@@ -263,7 +265,7 @@ class Controller:
     def start_trace(self, capacity: int) -> None: ...
     def stop_trace(self) -> None: ...
     def take_trace(self) -> tuple[bytes, int]: ...
-    def stats(self) -> dict[str, int]: ...
+    def stats(self, hosts: int = ...) -> dict[str, int]: ...
     @property
     def address(self) -> int: ...
 

@@ -65,7 +65,7 @@ class Programs:
         if request.program_id != self._number:  # all hosts ask for it before the next one
             bindings = tuple(tuple(binding.devices) for binding in request.bindings)
             program = load_program(request.program)
-            self._bound = BoundProgram(program, bindings, len(config.devices), config.options.island_of_hosts)
+            self._bound = BoundProgram(program, bindings, len(config.devices), dict(request.islands))
             self._number, self._memory = request.program_id, {}
         return self._bound
 
@@ -165,6 +165,8 @@ class Island:
         path: str,
         options: ClusterOptions,
         here: Sequence[int],
+        island: Sequence[int],
+        devices: int,
         link: _native.MachineLink,
         programs: Programs,
         report: Callable[..., None],
@@ -172,6 +174,8 @@ class Island:
         self._path = path
         self._options = options
         self._here = here
+        self._island = island
+        self._devices = devices  # of each host
         self._link = link
         self._programs = programs
         self._report = report
@@ -183,23 +187,25 @@ class Island:
     def start(self, request: pb_agent.StartHost) -> None:
         """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
         options = self._options
-        config = config_of(request, options, "cpu", self._here)
+        config = config_of(request, options, "cpu", self._here, self._island, self._devices)
         if config.incarnation != self._incarnation:
             self.end()
             self._incarnation = config.incarnation
             self._segments = {
                 host: _native.host_segment(
                     host,
-                    options.hosts,
+                    self._here[-1] + 1 - self._here[0],
                     options.host_ring_bytes,
                     options.host_arena_bytes,
                     link_ring_bytes=_LINK_RING_BYTES,
+                    first_peer=self._here[0],
                 )
                 for host in self._here
             }
         self._link.add_host(config.host, config.incarnation, self._segments[config.host], self._controller)
+        epochs = (*config.epochs, *[-1] * (options.room - len(config.epochs)))
         native = _native.ModelledHost(
-            config.host, len(config.devices), _DEVICE_BYTES, self._segments, self._controller, config.epochs
+            config.host, len(config.devices), _DEVICE_BYTES, self._segments, self._controller, epochs
         )
         host = Host(config, native, self._programs)
         task = asyncio.get_running_loop().create_task(self._run(host, request.token))
@@ -315,6 +321,8 @@ class Machine:
                 self._path,
                 ClusterOptions(**welcome["options"]),
                 welcome["hosts"],
+                welcome["island_hosts"],
+                self._site.devices_per_host,
                 native,
                 self._site.programs,
                 lambda **what: reports.put_nowait(pb_agent.AgentReport(**what)),

@@ -35,7 +35,9 @@ struct BoundController : Memory, Controller {
 
   std::vector<HostView> views() const {
     std::vector<HostView> found;
-    for (const py::object& segment : hosts) found.emplace_back(segment.cast<Segment&>());
+    for (const py::object& segment : hosts) {
+      found.push_back(segment.is_none() ? HostView() : HostView(segment.cast<Segment&>()));
+    }
     return found;
   }
 };
@@ -83,7 +85,8 @@ void register_controller(py::module_& m) {
       .def(
           py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
                       std::vector<std::string> spaces, py::object status, PolicyKind policy, uint32_t devices,
-                      bool asks_for_room, bool ends_hosts_with_faults, std::shared_ptr<LinkPool> pool) {
+                      uint32_t host_ring_bytes, bool asks_for_room, bool ends_hosts_with_faults,
+                      std::shared_ptr<LinkPool> pool) {
             ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
             return std::make_unique<BoundController>(
                 Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
@@ -91,6 +94,7 @@ void register_controller(py::module_& m) {
                                     .budgets = std::move(budgets),
                                     .spaces = std::move(spaces),
                                     .devices = devices,
+                                    .host_ring_bytes = host_ring_bytes,
                                     .knows_plans = true,
                                     .policy = policy,
                                     .asks_for_room = asks_for_room,
@@ -99,12 +103,14 @@ void register_controller(py::module_& m) {
           }),
           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
           "spaces"_a = std::vector<std::string>{}, "status"_a = py::none(), "policy"_a = PolicyKind::kFifo,
-          "devices"_a = UINT32_MAX, "asks_for_room"_a = false, "ends_hosts_with_faults"_a = false, "pool"_a = nullptr,
-          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-          "transfers. `status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
+          "devices"_a = UINT32_MAX, "host_ring_bytes"_a = 0, "asks_for_room"_a = false,
+          "ends_hosts_with_faults"_a = false, "pool"_a = nullptr,
+          "`hosts`: their segments; None: it comes later, and counts as lost. `budgets`: bytes of memory by memory "
+          "space: devices, then hosts' memory for transfers; `spaces`: their names, where they are not numbers. "
+          "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
+          "`host_ring_bytes`: of the rings of hosts that come later. "
           "`ends_hosts_with_faults`: who starts the hosts calls `take_faults`. `pool`: all hosts are on other "
-          "machines, "
-          "and its links read the rings to them.")
+          "machines, and its links read the rings to them.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def(
@@ -274,7 +280,8 @@ void register_controller(py::module_& m) {
             return py::make_tuple(py::bytes(reinterpret_cast<const char*>(taken.records.data()), bytes), taken.dropped);
           },
           "The records of the trace so far (dispatch/order_trace.h), and how many were dropped.")
-      .def("stats", [](BoundController& c) { return stats_dict(c.stats()); })
+      .def("stats", [](BoundController& c, uint32_t hosts) { return stats_dict(c.stats(hosts)); },
+           "hosts"_a = UINT32_MAX, "What it counts; by host and by memory space: of the first so many hosts.")
       .def_property_readonly("address",
                              [](BoundController& c) { return reinterpret_cast<size_t>(static_cast<Controller*>(&c)); });
 }

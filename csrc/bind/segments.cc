@@ -56,12 +56,13 @@ void register_segments(py::module_& m) {
   m.def(
       "host_segment",
       [](uint32_t host, uint32_t hosts, uint32_t ring_bytes, size_t arena_bytes, uint32_t peer_ring_bytes, bool shared,
-         uint32_t link_ring_bytes) {
-        return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes, link_ring_bytes}, shared);
+         uint32_t link_ring_bytes, uint32_t first_peer) {
+        const HostBlock::Sizes sizes{ring_bytes, peer_ring_bytes, arena_bytes, link_ring_bytes, first_peer};
+        return HostBlock::make(host, hosts, sizes, shared);
       },
       "host"_a, "hosts"_a, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20,
-      "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "link_ring_bytes"_a = 0,
-      "All rings into and out of one host, and its arena.");
+      "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "link_ring_bytes"_a = 0, "first_peer"_a = 0,
+      "All rings into and out of one host, and its arena. `hosts` of them, from `first_peer` on, share memory.");
   py::class_<Pulse>(m, "Pulse", "Counts up a word of a host's block until it is gone: see pulse.h.")
       .def(py::init([](Segment& host) { return std::make_unique<Pulse>(HostBlock::attach(host)); }), "host_segment"_a,
            py::keep_alive<1, 2>());

@@ -264,20 +264,25 @@ OrderTrace::Ring::Taken Controller::take_trace() {
   return run_mail([&] { return grants_.trace().take(); });
 }
 
-ControllerStats Controller::stats() {
-  return run_mail([&] { return snapshot(); });
+ControllerStats Controller::stats(uint32_t hosts) {
+  return run_mail([&] { return snapshot(std::min(hosts, hosts_.count())); });
 }
 
-ControllerStats Controller::snapshot() const {
+ControllerStats Controller::snapshot(uint32_t hosts) const {
   ControllerStats stats = stats_;
   stats.clients = clients_.count();
   stats.waiting = grants_.waiting();
-  stats.gangs = grants_.gangs();
+  stats.gangs.assign(grants_.gangs().begin(), grants_.gangs().begin() + hosts);
   stats.held = queue_.held();
   stats.unread = inbox_.unread();
   stats.charged = shares_.charged();
   const Admission& admission = ledger_.admission();
+  const SpaceId devices = std::min(options_.devices, admission.space_count());
+  const auto is_of_them = [&](SpaceId space) {
+    return space < devices ? space < devices / hosts_.count() * hosts : space - devices < hosts;
+  };
   for (SpaceId space = 0; space < admission.space_count(); ++space) {
+    if (hosts < hosts_.count() && !is_of_them(space)) continue;
     stats.live_bytes.push_back(admission.live(space));
     stats.high_water.push_back(admission.high_water(space));
   }

@@ -162,7 +162,8 @@ class Controller {
   void start_trace(size_t capacity);
   void stop_trace();
   OrderTrace::Ring::Taken take_trace();
-  ControllerStats stats();
+  /// What is counted by host and by memory space is told of the first `hosts` hosts.
+  ControllerStats stats(uint32_t hosts = UINT32_MAX);
   /// True when nothing waits, is granted, or is kept in an outbox. Call it between steps only.
   bool is_idle() const;
   /// The time, by the controller's clock, at which `step` has work although nobody rings: the next deadline;
@@ -185,7 +186,7 @@ class Controller {
   void validate() const;
   void loop();
   std::chrono::nanoseconds time_to_sleep() const;
-  ControllerStats snapshot() const;
+  ControllerStats snapshot(uint32_t hosts) const;
 
   // In the order of the list above: each is built on those before it.
   const Options options_;

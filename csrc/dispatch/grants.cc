@@ -27,6 +27,9 @@ Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clie
   std::vector<uint32_t> all(hosts.count());
   std::iota(all.begin(), all.end(), 0u);
   sequencer_.add_group(kAllHosts, std::move(all));
+  for (uint32_t h = 0; h < hosts.count(); ++h) {
+    if (hosts.is_lost(h)) sequencer_.close(h);  // it comes later
+  }
 }
 
 void Grants::add_group(GroupId group, std::vector<uint32_t> hosts) {

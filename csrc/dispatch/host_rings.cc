@@ -18,7 +18,13 @@ HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hos
   if (hosts.empty() || hosts.size() > ReadyBitmap::kBits) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
+  if (options.host_ring_bytes != 0) max_record_ = RingBlock::longest(options.host_ring_bytes);
   for (uint32_t h = 0; h < hosts_.size(); ++h) {
+    if (!hosts[h].is_there()) {
+      hosts_[h].is_lost = true;
+      ++lost_;
+      continue;
+    }
     hosts_[h].inbox = hosts[h].from_host();
     hosts_[h].outbox = outbox_to(h, hosts[h]);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());

@@ -33,7 +33,8 @@ inline constexpr std::chrono::microseconds kOverflowLook{100};
 
 class HostRings {
  public:
-  /// `readers`: see ControllerOptions. Throws Error(kInvalid) for no hosts, or too many.
+  /// `hosts`: a host without a block is lost. `readers`: see ControllerOptions. Throws Error(kInvalid) for no hosts, or
+  /// too many.
   HostRings(const ControllerBlock* block, std::span<const HostView> hosts, const ControllerOptions& options);
 
   uint32_t count() const { return static_cast<uint32_t>(hosts_.size()); }
@@ -50,7 +51,7 @@ class HostRings {
   };
   /// The faults since the last call, of hosts that are not lost yet: whoever comes in their place has done nothing.
   std::vector<Fault> take_faults();
-  /// The longest record that fits every host's ring.
+  /// The longest record that fits every host's ring, also those of hosts that come later.
   uint32_t max_record() const { return max_record_; }
 
   /// The ring from a host that is not lost.

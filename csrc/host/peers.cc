@@ -34,9 +34,8 @@ Peers::Peers(uint32_t self, const HostView& own, const std::vector<HostView>& bl
   if (epochs.empty()) {
     for (const HostView& block : blocks) epochs.push_back(block.is_there() ? 0 : kAbsent);
   }
-  if (epochs.size() != blocks.size() || (own.peers() != 0 && own.peers() != blocks.size())) {
-    throw Error(Status::kInvalid, "a host has rings from " + std::to_string(own.peers()) +
-                                      " hosts and knows the epochs of " + std::to_string(epochs.size()) + ", of " +
+  if (epochs.size() != blocks.size()) {
+    throw Error(Status::kInvalid, "a host knows the epochs of " + std::to_string(epochs.size()) + " hosts, of " +
                                       std::to_string(blocks.size()));
   }
   epoch_ = epochs[self];
@@ -58,6 +57,9 @@ void Peers::check(uint32_t host, const HostView& block, int32_t epoch) const {
   if (host >= peers_.size() || host == self_ || epoch < 0) {
     throw Error(Status::kInvalid,
                 name + " has no peer " + std::to_string(host) + ", or it has no epoch " + std::to_string(epoch));
+  }
+  if (block.is_there() && !own_.has_ring_from(host)) {
+    throw Error(Status::kInvalid, name + " has no ring from host " + std::to_string(host) + " of its machine");
   }
   if (block.is_there() || link_ != nullptr) return;
   throw Error(Status::kInvalid, name + " has no block of host " + std::to_string(host) + ", and no rings to a link");

@@ -105,6 +105,7 @@ Segment HostBlock::make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared)
   auto* block = new (segment.data()) HostBlock{};
   block->magic = kMagic;
   block->host = host;
+  block->first_peer = sizes.first_peer;
   block->peers = from_peers == 0 ? 0 : hosts;
   block->from_controller = from_controller;
   block->to_controller = to_controller;
@@ -131,7 +132,7 @@ HostBlock* HostBlock::attach(Segment& segment) {
 
 HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(memory, bytes, "host")) {
   struct Offsets {
-    uint32_t host, peers;
+    uint32_t host, first_peer, peers;
     uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_link, from_link;
   } header;
   static_assert(offsetof(HostBlock, doorbell) >= offsetof(HostBlock, host) + sizeof header);
@@ -145,6 +146,7 @@ HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(
   to_link_ = part(header.to_link, "ring to the link", true);
   from_link_ = part(header.from_link, "ring from the link", true);
   if (from_peers_.is_there()) {
+    first_peer_ = header.first_peer;
     peers_ = header.peers;
     peer_stride_ = header.peer_stride;
     if (peers_ == 0 || peer_stride_ < ByteRing::bytes_for(ByteRing::kMinCapacity) || peer_stride_ % kCacheLine != 0 ||
@@ -152,7 +154,7 @@ HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(
       throw Error(Status::kInvalid, "rings from peers: " + std::to_string(peers_) + " of " +
                                         std::to_string(peer_stride_) + " bytes do not fit");
     }
-    peer_ring_bytes_ = from(0).ring()->capacity();
+    peer_ring_bytes_ = from(first_peer_).ring()->capacity();
     if (ByteRing::bytes_for(peer_ring_bytes_) > peer_stride_) throw Error(Status::kInvalid, "rings from peers overlap");
   }
   if (const BlockPart arena = part(header.arena, "arena", true); arena.is_there()) {
@@ -161,8 +163,8 @@ HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(
 }
 
 BlockPart HostView::from(uint32_t peer) const {
-  if (peer >= peers_) throw Error(Status::kInvalid, "no ring from host " + std::to_string(peer));
-  return {from_peers_.at + peer * peer_stride_, peer_stride_};
+  if (!has_ring_from(peer)) throw Error(Status::kInvalid, "no ring from host " + std::to_string(peer));
+  return {from_peers_.at + (peer - first_peer_) * peer_stride_, peer_stride_};
 }
 
 Segment ClientBlock::make(Sizes sizes, bool shared) {

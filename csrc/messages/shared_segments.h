@@ -8,7 +8,7 @@
 ///   status       status of the cluster, and the text of its failure                 controller; clients only read
 ///   bell c       the controller's doorbell for client c                             controller and client c
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for
-///                each other host g, arena; if its machine has a link: rings
+///                each host g of its machine, arena; if its machine has a link: rings
 ///                h -> hosts beyond it, these -> h                                   controller and hosts
 ///   client c     rings c -> controller (and one for cancels, which overtake what
 ///                waits in the other), controller -> c, counters, future table (with
@@ -88,7 +88,7 @@ struct HostBlock {
   static constexpr uint64_t kMagic = 0x5057484f53540001ULL;
   uint64_t magic;
   uint32_t host;
-  uint32_t peers;  ///< rings from other hosts: 0, or as many as the cluster has hosts
+  uint32_t first_peer, peers;  ///< rings from so many hosts, whose numbers begin with the first one
   /// Offsets in the block; 0: none.
   uint64_t from_controller, to_controller, from_peers, peer_stride, arena, to_link, from_link;
   DoorbellWord doorbell;
@@ -99,13 +99,15 @@ struct HostBlock {
     uint32_t peer_ring_bytes = 1u << 16;    ///< 0: no rings between hosts
     size_t arena_bytes = size_t{64} << 20;  ///< 0: no arena
     uint32_t link_ring_bytes = 0;           ///< of the rings to and from the machine's link; 0: none
+    uint32_t first_peer = 0;                ///< the first host that shares memory with this one
   };
+  /// `hosts`: so many share memory with each other, `host` among them. One alone has no rings from others.
   static Segment make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared);
   static HostBlock* attach(Segment& segment);
   /// For the block's owner, which trusts its own header.
   ByteRing* ring_from_controller() { return ring(from_controller); }
   ByteRing* ring_to_controller() { return ring(to_controller); }
-  ByteRing* ring_from(uint32_t peer) { return ring(from_peers + peer * peer_stride); }
+  ByteRing* ring_from(uint32_t peer) { return ring(from_peers + (peer - first_peer) * peer_stride); }
   Arena* host_arena() { return Arena::attach(reinterpret_cast<std::byte*>(this) + arena); }
 
  private:
@@ -143,7 +145,8 @@ class HostView {
   ByteRing::Consumer inbox() const { return from_controller_.consumer(); }
   ByteRing::Producer outgoing() const { return to_controller_.producer(); }
   uint32_t peers() const { return peers_; }
-  /// The ring from `peer`, which is below peers().
+  bool has_ring_from(uint32_t peer) const { return peer - first_peer_ < peers_; }
+  /// The ring from `peer`. Throws Error(kInvalid) when there is none.
   BlockPart from(uint32_t peer) const;
   /// Capacity of the ring from another host, in bytes: see ByteRing::bytes_for. 0: no rings between hosts.
   uint32_t peer_ring_bytes() const { return peer_ring_bytes_; }
@@ -158,7 +161,7 @@ class HostView {
   HostBlock* block_ = nullptr;
   BlockPart from_controller_, to_controller_, from_peers_, to_link_, from_link_;
   uint64_t peer_stride_ = 0;
-  uint32_t peers_ = 0, peer_ring_bytes_ = 0;
+  uint32_t first_peer_ = 0, peers_ = 0, peer_ring_bytes_ = 0;
   ArenaView arena_;
 };
 

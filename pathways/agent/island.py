@@ -57,15 +57,26 @@ def start_of(config: HostConfig, token: str) -> pb.StartHost:
     )
 
 
-def config_of(request: pb.StartHost, options: ClusterOptions, platform: str, here: Sequence[int]) -> HostConfig:
-    """The configuration of a host, as far as its controller says it. `here`: the hosts of this machine."""
+def config_of(
+    request: pb.StartHost,
+    options: ClusterOptions,
+    platform: str,
+    here: Sequence[int],
+    island: Sequence[int],
+    device_count: int,
+) -> HostConfig:
+    """The configuration of a host, as far as its controller says it. `here`: the hosts of this machine. `island`: those
+    of its island, of which each has so many devices.
+    """
     peers: dict[int, tuple[str | None, int]]
     peers = {peer.host: (peer.stream, peer.incarnation) for peer in request.peers}
     peers |= dict.fromkeys(here, (None, request.incarnation))
-    streams, epochs = zip(*(peers.get(host, ("", -1)) for host in range(options.hosts)), strict=True)
+    streams, epochs = zip(*(peers.get(host, ("", -1)) for host in range(max(peers) + 1)), strict=True)
     return HostConfig(
         host=request.host,
         options=options,
+        island=tuple(island),
+        device_count=device_count,
         platform=platform,
         incarnation=request.incarnation,
         predecessor_failure=request.predecessor_failure,
@@ -74,6 +85,11 @@ def config_of(request: pb.StartHost, options: ClusterOptions, platform: str, her
         streams=streams,
         epochs=epochs,
     )
+
+
+def shape_here(options: ClusterOptions, hosts: int, devices: int) -> ClusterOptions:
+    """The hosts of one machine, as if they were all of the cluster: what their environment depends on."""
+    return dataclasses.replace(options, islands=1, hosts_per_island=hosts, devices_per_host=devices, max_machines=0)
 
 
 class IslandHosts:
@@ -85,6 +101,8 @@ class IslandHosts:
         platform: str,
         options: ClusterOptions,
         here: Sequence[int],
+        island: Sequence[int],
+        device_count: int,
         native: Any,
         link: Any,
         processes: HostProcesses,
@@ -102,6 +120,8 @@ class IslandHosts:
             platform: of the hosts.
             options: of the cluster.
             here: the hosts whose places this machine has.
+            island: the hosts of their island.
+            device_count: how many devices each of them has.
             native: the module that makes segments.
             link: the native link to the controller.
             processes: starts the hosts.
@@ -116,13 +136,16 @@ class IslandHosts:
         self._platform = platform
         self._options = options
         self._here = tuple(here)
+        self._island = tuple(island)
+        self._device_count = device_count
+        self._shape = shape_here(options, len(here), device_count)
         self._native = native
         self._link = link
         self._processes = processes
         self._report = report
         self._ports = ports
         self._credentials = credentials
-        self._fabric = fabric if len(here) < options.hosts_per_island else None  # else they are all here
+        self._fabric = fabric if len(here) < len(island) else None  # else they are all here
         self._rendezvous = rendezvous
         self._collectives = None if self._fabric is None else collectives
         self._coordinator = ""  # where the present group meets
@@ -135,7 +158,7 @@ class IslandHosts:
 
     async def start(self, request: pb.StartHost) -> None:
         """Starts a host. The first one of an incarnation takes the place of the whole last incarnation."""
-        config = config_of(request, self._options, self._platform, self._here)
+        config = config_of(request, self._options, self._platform, self._here, self._island, self._device_count)
         try:
             await self._processes.ready(START_TIMEOUT_S)
             if config.incarnation != self._incarnation:
@@ -152,14 +175,15 @@ class IslandHosts:
         self._segments = {
             host: self._native.host_segment(
                 host,
-                options.hosts,
+                self._here[-1] + 1 - self._here[0],
                 options.host_ring_bytes,
                 options.host_arena_bytes,
                 link_ring_bytes=self._native.LINK_RING_BYTES,
+                first_peer=self._here[0],
             )
             for host in self._here
         }
-        self._coordinator = self._rendezvous.begin(config.incarnation, options.hosts_per_island)
+        self._coordinator = self._rendezvous.begin(config.incarnation, len(self._island))
         if self._collectives is not None:
             self._tell_ports = self._collectives.begin(config.incarnation)
 
@@ -173,7 +197,7 @@ class IslandHosts:
             tell_ports=self._tell_ports,
             parent=os.getpid(),
             controller_fd=self._controller.fd,
-            segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(self._options.hosts)),
+            segment_fds=tuple(segments[peer].fd if peer in segments else -1 for peer in range(len(config.streams))),
             stream=f"{everywhere()}:{self._ports[self._here.index(config.host)]}",
             is_linked=True,
             credentials=self._credentials,
@@ -193,7 +217,7 @@ class IslandHosts:
         return self._fabric.address if self._collectives is None else address_on_link(host)
 
     def _environment(self, config: HostConfig) -> Mapping[str, str]:
-        found = environment.host_environment(self._options, self._platform, self._here.index(config.host), os.environ)
+        found = environment.host_environment(self._shape, self._platform, self._here.index(config.host), os.environ)
         if self._fabric is None:
             return found
         return {**found, **environment.fabric_variables(self._platform, self._fabric.interface)}

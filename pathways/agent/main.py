@@ -31,7 +31,7 @@ from pathways.agent import logs
 from pathways.agent.collective_tunnels import MOST_OF_ONE, CollectiveTunnels
 from pathways.agent.fabric import LINK, Fabric, everywhere
 from pathways.agent.fabric_watch import FabricWatch
-from pathways.agent.island import IslandHosts
+from pathways.agent.island import IslandHosts, shape_here
 from pathways.agent.rendezvous import Rendezvous
 from pathways.process import environment
 from pathways.process.children import ParentLost, die_with_parent, print_to_log, take_descriptors
@@ -65,6 +65,7 @@ class AgentConfig:
     devices_per_host: int
     platform: str
     island: str | None
+    island_hosts: int | None
     fabric: tuple[str, str] | None  # see `Fabric`
     owner_pid: int
     owner_fd: int
@@ -165,7 +166,9 @@ class Agent:
         processes = HostProcesses(
             "pathways.host.main:main",
             options.host_modules,
-            environment.host_environment(options, config.platform, 0, os.environ),
+            environment.host_environment(
+                shape_here(options, config.hosts, config.devices_per_host), config.platform, 0, os.environ
+            ),
             os.path.join(config.directory, "logs", "fork-server.log"),
         )
         path = os.path.join(config.directory, "control.sock")
@@ -175,6 +178,8 @@ class Agent:
             config.platform,
             options,
             welcome["hosts"],
+            welcome["island_hosts"],
+            config.devices_per_host,
             self._native,
             link,
             processes,
@@ -222,6 +227,7 @@ class Agent:
             jaxlib=importlib.metadata.version("jaxlib"),
             ports=[reserved.getsockname()[1] for reserved in self._ports],
             island=config.island,
+            island_hosts=config.island_hosts,
             fabric=fabric,
         )
 

@@ -199,12 +199,12 @@ class Cluster(HostsInUse):
     @property
     def islands(self) -> tuple[tuple[int, ...], ...]:
         """Host numbers, island by island."""
-        return tuple(self._control.topology.islands)
+        return tuple(self._control.present_topology().islands)
 
     @property
     def hosts(self) -> tuple[int, ...]:
         """Host numbers."""
-        return tuple(range(self._control.topology.hosts))
+        return tuple(range(self._control.present_topology().hosts))
 
     @property
     def address(self) -> str | None:

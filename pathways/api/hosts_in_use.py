@@ -23,16 +23,17 @@ class HostsInUse(Session):
 
         Raises:
             TimeoutError: so many were not there in time; the message says how many were.
-            OptionError: the whole cluster has fewer places.
+            OptionError: the whole cluster has fewer places, and takes no more machines.
         """
         topology = self._control.topology
-        if devices > topology.devices:
+        if devices > topology.devices and not topology.may_grow:
             raise errors.OptionError(
                 f"wait_for(devices={devices}): the cluster has places for {topology.devices} devices"
             )
         deadline = Deadline(timeout)
         while True:
-            there = self._control.hosts_there() * topology.devices_per_host
+            hosts = self._control.hosts_there()
+            there = sum(map(self._control.topology.count_of, hosts))
             if there >= devices:
                 return
             if deadline.passed:

@@ -24,9 +24,8 @@ from pathways.api.slices.virtual_devices import Device, Slice, VirtualDeviceSet
 from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
-from pathways.plan.topology import SliceBinding
+from pathways.plan.topology import SliceBinding, Topology
 from pathways.protocol import payloads
-from pathways.quirks import quirks_of
 
 #: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
 RELEASE_BYTES = 1 << 20
@@ -51,14 +50,8 @@ class Session:
         self._placement_numbers = itertools.count(1)
         self._lock = threading.RLock()
         topology = control.topology
-        each = topology.devices_per_host
+        self._devices: tuple[Any, dict[int, Device]] = (None, {})  # by number, of the topology that comes before
         self.platform: str = topology.platform
-        self.quirks = quirks_of(topology.platform)
-        self.devices = tuple(
-            Device(number, number // each, topology.island_of(number // each), topology.platform)
-            for number in range(topology.devices)
-        )
-        self.lowering_platform: str = self.quirks.lowered_as or topology.platform
         self.is_embedded = is_embedded
         liveness = None if self.is_embedded else control.check
         self.native = _core.Client(
@@ -83,7 +76,7 @@ class Session:
             self.native.embed(control.controller, control.driver.core, _jaxlib.ARRAY_TYPE)
             self.transfer = InProcess(self.native, control.driver.local)
         else:
-            self.transfer = SharedMemory(self.native, self.arena_trimmer, any(topology.machines))
+            self.transfer = SharedMemory(self.native, self.arena_trimmer, topology.is_spread)
         self.moves: dict[Hashable, Any] = {}  # programs of one array, see `compiled.move`
         self.slices: weakref.WeakSet[Slice] = weakref.WeakSet()
         self._home: Slice | None = None
@@ -96,6 +89,30 @@ class Session:
         self.variables = VariableList(control.name_variables)
         self.steady = threading.RLock()  # bindings of slices change under it, and only in `remap.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The physical devices of the cluster as it is now."""
+        return tuple(self.devices_by_number(self._control.present_topology()).values())
+
+    def devices_by_number(self, topology: Topology | None = None) -> dict[int, Device]:
+        """The physical devices; None: of the cluster as it was last heard of."""
+        topology = self._control.topology if topology is None else topology
+        known = self._devices
+        if known[0] is not topology:
+            found = {
+                number: Device(number, host, island, topology.platform_of(island))
+                for island, hosts in enumerate(topology.islands)
+                for host in hosts
+                for number in topology.devices_of(host)
+            }
+            known = self._devices = topology, found
+        return known[1]
+
+    def platform_of(self, island: int) -> str:
+        """What the devices of an island are."""
+        topology: Topology = self._control.topology
+        return topology.platform_of(island)
 
     @property
     def client_id(self) -> int:
@@ -117,12 +134,16 @@ class Session:
         return self._control
 
     def home_mesh(self) -> MeshSpec:
+        """See `home_slice`."""
+        return self.home_slice().mesh_spec
+
+    def home_slice(self) -> Slice:
         """Where a program runs that names no slice: one device, taken the first time it is needed."""
         with self._lock:
             if self._home is None:
                 self._home = Slice(self, self.control().allocate_slice((1,), ("x",), None))
                 remember(self._home)
-            return self._home.mesh_spec
+            return self._home
 
     def layout(
         self,
@@ -259,7 +280,7 @@ def make_layout(key: Any, kind: ArrayType, slice: Slice, mesh: MeshSpec, binding
     )
     layout.cache = kind
     # The short way of a read asks no transfer guard: there is none for memory of this process's own kind.
-    layout.plain = kind.dtype if dtype is kind.dtype and slice.cluster.quirks.is_host_memory else None
+    layout.plain = kind.dtype if dtype is kind.dtype and slice.quirks.is_host_memory else None
     return layout
 
 

@@ -32,6 +32,13 @@ from pathways.process.run_directory import state_folder
     help="The island, by a number or a name, which machines with a fabric share; any free one if not given.",
 )
 @click.option(
+    "--island-hosts",
+    metavar="N",
+    type=click.IntRange(1),
+    default=None,
+    help="Hosts of the island on all its machines, which the first of them says; those of this machine if not given.",
+)
+@click.option(
     "--fabric",
     metavar="WHERE",
     default=None,

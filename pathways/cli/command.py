@@ -24,7 +24,7 @@ from pathways.cli.tokens import token
 from pathways.cli.top import top
 from pathways.cli.traces import trace
 from pathways.process import installation
-from pathways.process.config import POLICIES, WHEN_FULL
+from pathways.process.config import MAX_DEVICES_PER_HOST, MAX_MACHINES, MOST_DEVICES, MOST_HOSTS, POLICIES, WHEN_FULL
 
 
 class _Commands(click.Group):
@@ -63,11 +63,24 @@ def main() -> None:
     show_default=True,
     help="Where the hosts are; on Ray, with the options below.",
 )
-@click.option("--islands", type=click.IntRange(1), default=1, show_default=True, help="Number of islands.")
+@click.option("--islands", type=click.IntRange(1), default=None, help="Number of islands; 1 if not given.")
 @click.option(
-    "--hosts-per-island", type=click.IntRange(1), default=1, show_default=True, help="Host processes of each island."
+    "--hosts-per-island", type=click.IntRange(1), default=None, help="Host processes of each island; 1 if not given."
 )
-@click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
+@click.option("--devices-per-host", type=click.IntRange(1), default=None, help="Devices of each host; 1 if not given.")
+@click.option(
+    "--max-machines",
+    type=click.IntRange(1, MOST_HOSTS),
+    default=None,
+    help="With --listen and none of the three above, machines bring islands of any shape: so many may join "
+    f"[default: {MAX_MACHINES}].",
+)
+@click.option(
+    "--max-devices-per-host",
+    type=click.IntRange(1, MOST_DEVICES),
+    default=None,
+    help=f"And a host has so many devices at most [default: {MAX_DEVICES_PER_HOST}].",
+)
 @click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
 @click.option("--device-memory", type=SIZE, default=None, help="What programs may use of each device, as 1GiB.")
 @click.option("--transfer-memory", type=SIZE, default=None, help="What transfers may land in, of each host.")
@@ -113,9 +126,11 @@ def main() -> None:
 @ray_options
 def up(
     on: str,
-    islands: int,
-    hosts_per_island: int,
-    devices_per_host: int,
+    islands: int | None,
+    hosts_per_island: int | None,
+    devices_per_host: int | None,
+    max_machines: int | None,
+    max_devices_per_host: int | None,
     platform: str | None,
     device_memory: int | None,
     transfer_memory: int | None,
@@ -129,9 +144,11 @@ def up(
 
     Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
 
+    With --listen, agents of other machines bring the hosts: of the shape that is given here, or, if none is, of any.
+
     With --on ray, only the controller is on this machine. The hosts of each island run in an actor of a Ray cluster.
     """
-    from pathways.cli.joining import listening, tell_how_to_join
+    from pathways.cli.joining import listening, shape_of, tell_how_to_join
     from pathways.cluster.launcher import start_local_cluster
     from pathways.process.client_terms import ClientTerms
 
@@ -141,6 +158,12 @@ def up(
     if on == "ray":
         start = functools.partial(start_on_ray, asked_of_ray, where)
 
+    shape = shape_of(
+        (islands, hosts_per_island, devices_per_host),
+        (max_machines, max_devices_per_host),
+        listen if on == "here" else None,
+    )
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -148,9 +171,7 @@ def up(
     signal.signal(signal.SIGHUP, interrupt)
     try:
         handle = start(
-            islands=islands,
-            hosts_per_island=hosts_per_island,
-            devices_per_host=devices_per_host,
+            **shape,
             platform=platform,
             device_memory=device_memory,
             transfer_memory=transfer_memory,

@@ -33,6 +33,7 @@ class AgentHandle:
         devices_per_host: int = 1,
         platform: str | None = None,
         island: str | None = None,
+        island_hosts: int | None = None,
         fabric: str | None = None,
         trusted_fabric: bool = False,
     ) -> None:
@@ -47,6 +48,8 @@ class AgentHandle:
             devices_per_host: how many devices each of them has.
             platform: see `start_local_cluster`.
             island: the island that it wants: a number, or a name, which it shares with other machines; None: any.
+            island_hosts: how many hosts the island has, on all its machines; None: as its first agent said, or those
+                that the agent brings.
             fabric: the network of collectives between the machines of an island: see `find_fabric`; None: there is
                 none, and the island is on this machine.
             trusted_fabric: the fabric is private, although its address is a public one.
@@ -84,6 +87,7 @@ class AgentHandle:
             "devices_per_host": devices_per_host,
             "platform": chosen,
             "island": island,
+            "island_hosts": island_hosts,
             "fabric": place,
             "owner_pid": os.getpid(),
         }

@@ -25,14 +25,21 @@ Late = Callable[[int], object]
 class ControlPlane(Protocol):
     """What the API needs of a cluster besides dispatch. The cluster is a remote one, or this process itself."""
 
-    topology: Topology
+    topology: Topology  # as it was when it was last heard of: islands may have been added
     client_id: int  # this client's number in the cluster
     client_segment: Any  # this client's `_native.Segment`
     status_segment: Any  # the segment with the cluster's status, which clients only read
     bell_segment: Any  # the segment of the doorbell at which this client rings the controller
 
+    def present_topology(self) -> Topology:
+        """The cluster as it is now. It asks the controller where islands may be added."""
+
     def allocate_slice(
-        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+        self,
+        shape: tuple[int, ...],
+        axis_names: tuple[str, ...],
+        island: int | None = None,
+        kind: str | None = None,
     ) -> SliceBinding:
         """Binds a new slice. Raises `SliceError` when that is impossible."""
 
@@ -113,8 +120,8 @@ class ControlPlane(Protocol):
     def compiling(self) -> list[tuple[int, int, int]]:
         """The hosts that compile a program now: number, and how many of how many of its computations are compiled."""
 
-    def hosts_there(self) -> int:
-        """How many hosts are up. It asks no host."""
+    def hosts_there(self) -> tuple[int, ...]:
+        """The hosts that are up. It asks no host."""
 
     def open_trace(self) -> Recording:
         """Records what the whole cluster does from now on. Raises `TraceFileError` when somebody does so already."""

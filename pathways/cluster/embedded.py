@@ -130,11 +130,15 @@ class EmbeddedControl:
         self._recordings: list[EmbeddedRecording] = []
 
     def allocate_slice(
-        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+        self,
+        shape: tuple[int, ...],
+        axis_names: tuple[str, ...],
+        island: int | None = None,
+        kind: str | None = None,
     ) -> SliceBinding:
         """See `ControlPlane`."""
         with self._lock:
-            return self._numbers.bind(self._resources.allocate(shape, axis_names, island))
+            return self._numbers.bind(self._resources.allocate(shape, axis_names, island, kind))
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
@@ -289,9 +293,13 @@ class EmbeddedControl:
         done, count = self.driver.programs.progress
         return [(0, done, count)] if count else []
 
-    def hosts_there(self) -> int:
+    def present_topology(self) -> Topology:
         """See `ControlPlane`."""
-        return 1
+        return self.topology
+
+    def hosts_there(self) -> tuple[int, ...]:
+        """See `ControlPlane`."""
+        return (0,)
 
     def open_trace(self) -> EmbeddedRecording:
         """See `ControlPlane`."""

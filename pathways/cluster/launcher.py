@@ -27,7 +27,7 @@ from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory
 from pathways.process.children import Deadline
 from pathways.process.client_terms import ClientTerms, check_allowance
-from pathways.process.config import BY_CLIENT, ClusterOptions, ControllerConfig, dump
+from pathways.process.config import BY_CLIENT, MOST_DEVICES, MOST_HOSTS, ClusterOptions, ControllerConfig, dump
 from pathways.process.supervised import CLOSE_GRACE_S, Supervised
 from pathways.process.supervisor import wait_readable
 
@@ -39,6 +39,7 @@ def start_local_cluster(
     hosts_per_island: int = 1,
     devices_per_host: int = 1,
     *,
+    max_machines: int = 0,
     platform: str | None = None,
     progress: Progress | bool | None = None,
     terms: ClientTerms | None = None,
@@ -51,6 +52,8 @@ def start_local_cluster(
         islands: number of islands.
         hosts_per_island: number of host processes per island; more than one form a `jax.distributed` group.
         devices_per_host: number of devices per host.
+        max_machines: instead of a shape: the cluster begins with no islands, and so many machines may join and open
+            some, with `devices_per_host` devices for each host at most. It needs `listen`. 0: the shape is fixed.
         platform: `cpu`, `cuda`, `rocm` or `tpu`. Default: `JAX_PLATFORMS`, else what the machine has.
         progress: a function that is called with each event of the start. True shows the events on stderr, False does
             not, None does if stderr is a terminal.
@@ -61,7 +64,7 @@ def start_local_cluster(
     Raises:
         ConnectError: the cluster could not start; the message has the reason, and the last log lines of the process
             that failed.
-        ValueError: a size is not a positive int.
+        ValueError: a size is not a positive int, or there is a shape although there is none.
         OptionError: an allowance for clients is out of range, or `checkpoint_root` is no folder.
     """
     check_budget("device_memory", sizes.get("device_memory"))
@@ -69,8 +72,14 @@ def start_local_cluster(
     check_allowance(*(sizes.get(name) for name in ("max_weight", "max_priority", "client_memory", "client_runs")))
     if (root := sizes.get("checkpoint_root")) is not None:
         sizes["checkpoint_root"] = _existing_folder(root)
-    wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
-    Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
+    if max_machines:
+        _check_growing(max_machines, devices_per_host, islands, hosts_per_island, listen)
+        islands = 0
+    wanted = ClusterOptions(
+        islands, hosts_per_island, devices_per_host, platform=platform, max_machines=max_machines, **sizes
+    )
+    if not max_machines:
+        Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)
     if listen is None:
         environment.check_devices(wanted, chosen, os.environ)
@@ -84,6 +93,19 @@ def start_local_cluster(
             handle.close()
             raise
     return handle
+
+
+def _check_growing(machines: int, devices: int, islands: int, hosts: int, listen: Listening | None) -> None:
+    for name, value, most in (
+        ("max_machines", machines, MOST_HOSTS),
+        ("devices_per_host", devices, MOST_DEVICES),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise ValueError(f"{name} must be an int from 1 to {most}, got {value!r}")
+    if (islands, hosts) != (1, 1):
+        raise ValueError("a cluster with max_machines= has no islands= nor hosts_per_island=: machines bring them")
+    if listen is None:
+        raise ValueError("a cluster with max_machines= listens: machines bring its hosts")
 
 
 def _existing_folder(path: Any) -> str:

@@ -233,7 +233,7 @@ class RayClusterHandle:
                     raise errors.from_text(why, errors.ConnectError)
                 self._start_later(part, why)
             self._start_due()
-            there = self.control.hosts_there()
+            there = len(self.control.hosts_there())
             if there == topology.hosts:
                 break
             if (failure := self.control.failure()) is not None:

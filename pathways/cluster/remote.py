@@ -185,17 +185,21 @@ class RemoteControl:
     # -- the control plane -------------------------------------------------------------------------------------------
 
     def allocate_slice(
-        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+        self,
+        shape: tuple[int, ...],
+        axis_names: tuple[str, ...],
+        island: int | None = None,
+        kind: str | None = None,
     ) -> SliceBinding:
         """See `ControlPlane`."""
         try:
-            request = pb.AllocateSliceRequest(shape=shape, axis_names=axis_names, island=island)
+            request = pb.AllocateSliceRequest(shape=shape, axis_names=axis_names, island=island, kind=kind)
         except (TypeError, ValueError) as error:
             raise errors.SliceError(
-                f"a slice needs a shape of ints, axis names and an island number or None, got {shape!r}, "
-                f"{axis_names!r}, {island!r}"
+                f"a slice needs a shape of ints, axis names, an island number or None, and a kind or None, got "
+                f"{shape!r}, {axis_names!r}, {island!r}, {kind!r}"
             ) from error
-        return load(self._call(self._stub.AllocateSlice, request, late=self._release_late), SliceBinding)
+        return self._known(self._call(self._stub.AllocateSlice, request, late=self._release_late))
 
     def _release_late(self, reply: Any) -> None:
         """Nobody waits any more for the slice that the controller has made. It is on the thread of a call's answer."""
@@ -214,7 +218,7 @@ class RemoteControl:
             request = pb.RemapSliceRequest(slice_id=slice_id, devices=devices, shape=shape)
         except ValueError as error:  # beyond 32 bits, or 64
             raise errors.SliceError(f"no such devices in the cluster: {list(devices or shape)}") from error
-        return load(self._call(self._stub.RemapSlice, request), SliceBinding)
+        return self._known(self._call(self._stub.RemapSlice, request))
 
     def end_remap(self, slice_id: int, undone: bool) -> None:
         """See `ControlPlane`."""
@@ -311,10 +315,28 @@ class RemoteControl:
         compiling = [(host["host"], *host.get("compiling", (0, 0))) for host in hosts]
         return [(host, done, count) for host, done, count in compiling if count]
 
-    def hosts_there(self) -> int:
+    def present_topology(self) -> Topology:
+        """See `ControlPlane`."""
+        if self.topology.may_grow:
+            self._learn(self._call(self._stub.Stats, pb.StatsRequest(brief=True)).topology)
+        return self.topology
+
+    def _learn(self, said: pb.Topology) -> None:
+        """Takes a newer topology. Of two answers the one with more islands is newer."""
+        if self.topology.may_grow and len(said.islands) >= len(self.topology.islands):
+            self.topology = load(said, Topology)
+
+    def _known(self, reply: pb.SliceBinding) -> SliceBinding:
+        """A binding that the controller gives. If it is on an island that is new here, that is learned first."""
+        if reply.island >= len(self.topology.islands):
+            self.present_topology()
+        return load(reply, SliceBinding)
+
+    def hosts_there(self) -> tuple[int, ...]:
         """See `ControlPlane`."""
         reply = self._call(self._stub.Stats, pb.StatsRequest(brief=True))
-        return sum(host.state == "up" for host in reply.hosts)
+        self._learn(reply.topology)
+        return tuple(host.host for host in reply.hosts if host.state == "up")
 
     def open_trace(self) -> RemoteRecording:
         """See `ControlPlane`."""

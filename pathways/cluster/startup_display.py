@@ -44,6 +44,9 @@ def shown(
 
         yield tell
     what = (
-        f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} {platform} devices"
+        f"no hosts as yet: up to {options.max_machines} machines bring them"
+        if options.max_machines
+        else f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} {platform} "
+        "devices"
     )
     console.print(f"[green]✓[/green] {what}", highlight=False)

@@ -15,7 +15,7 @@ from pathways.agent.fabric import LINK
 from pathways.agent.island import start_of
 from pathways.controller.far_links import FarLink
 from pathways.controller.log_sources import LogsThere
-from pathways.controller.machines import FreePlace, StartedHost
+from pathways.controller.machines import StartedHost
 from pathways.process import fd_passing
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.protocol import agent_pb2 as pb
@@ -113,9 +113,9 @@ class AgentMachine:
         self.on_fabric: Callable[[pb.FabricReport], None] = lambda report: None
         self.hosts = tuple(streams)
         self.link = link
-        self.new_segment = FreePlace(native, options).new_segment
         self._streams = streams
         self._native = native
+        self._options = options
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
         #: Programs for its hosts, each with the hosts' numbers and incarnation.
@@ -127,6 +127,10 @@ class AgentMachine:
     def arena_bytes_of(self, segment: Any) -> int:
         """The size of the arena in a client's segment."""
         return int(self._native.arena_bytes_of(segment))
+
+    def new_segment(self, host: int) -> Any:
+        """See `Machine`. It is the twin of the segment there, which has the buffers."""
+        return self._native.host_segment(host, 1, self._options.host_ring_bytes, 0, 0)
 
     async def ready(self, timeout_s: float | None = None) -> None:
         """Returns when it can start hosts: at once, because it gets its requests when it can."""

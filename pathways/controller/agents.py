@@ -1,9 +1,9 @@
 """The agents of other machines, as the controller knows them: they join, and are lost. Each is an `AgentMachine`.
 
-A cluster that listens (`pathways up --listen`) begins with free places (`machines.py`). An agent brings hosts of one
-island, and takes their places (`places.py`). While a place is free, its island is lost (`recovery.py`): what clients
-ask of it waits, and new slices go elsewhere. When the agent's link breaks, all its hosts are lost at once; their places
-are free again.
+A cluster that listens (`pathways up --listen`) begins with free places (`machines.py`), or with none. An agent brings
+hosts of one island, and takes their places; if the cluster has no fixed shape, it opens the island (`places.py`). While
+a place is free, its island is lost (`recovery.py`): what clients ask of it waits, and new slices go elsewhere. When the
+agent's link breaks, all its hosts are lost at once; their places are free again.
 
     link         see `far_links.py`; the agent says what it has, and gets a place
     control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/transport/tunnels.py)
@@ -29,8 +29,7 @@ from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.fabrics import Fabrics, check_same_kind, neighbour_of
 from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.controller.machines import Placement
-from pathways.controller.places import Places
-from pathways.plan.topology import Topology
+from pathways.controller.places import Places, Shape
 from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import authority_folder
@@ -48,7 +47,7 @@ class Agents:
     def __init__(
         self,
         native: Any,
-        topology: Topology,
+        shape: Shape,
         options: ClusterOptions,
         control_path: str,
         controller_segment: Any,
@@ -62,11 +61,11 @@ class Agents:
         self.hub = native.LinkHub(most_received=memory_bytes() // 4)
         self._controller_segment = controller_segment
         self.port = ""  # where agents join
-        self._topology = topology
+        self._shape = shape
         self._options = options
         self._control_path = control_path
         self._placement = placement
-        self._places = Places(topology, placement)
+        self._places = Places(shape, placement, options)
         self.fabrics = Fabrics()
         self._may_join = may_join
         self._by_name: dict[str, AgentMachine] = {}  # also those whose links are about to open
@@ -167,6 +166,7 @@ class Agents:
             "island": island,
             "island_name": self._places.name_of(island),
             "hosts": hosts,
+            "island_hosts": self._shape.topology.islands[island],
             "options": dataclasses.asdict(self._options),
             "secret": secret,
         }
@@ -192,7 +192,7 @@ class Agents:
 
     def _where(self, agent: AgentMachine) -> str:
         """For people."""
-        island, hosts = self._places.name_of(agent.island), self._topology.islands[agent.island]
+        island, hosts = self._places.name_of(agent.island), self._shape.topology.islands[agent.island]
         some = "" if len(agent.hosts) == len(hosts) else f"hosts {', '.join(map(str, agent.hosts))} of "
         return f"{some}island {island}"
 
@@ -210,7 +210,7 @@ class Agents:
         Raises:
             ConnectError: no machine of this name has joined.
         """
-        if all(self._placement.of(host).shares_memory for host in range(self._topology.hosts)):
+        if not self._may_join:
             raise errors.ConnectError(
                 f"no machine {machine!r}: no machine can join this cluster: its hosts are all on the controller's "
                 "machine. Name a host or an island by its number"

@@ -39,7 +39,7 @@ from pathways.controller.this_machine import ThisMachine
 from pathways.plan.memory_profile import UNLIMITED
 from pathways.plan.topology import Topology
 from pathways.process.children import is_readable
-from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
+from pathways.process.config import ControllerConfig, HostConfig
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 from pathways.transport import SILENCE_S
@@ -54,12 +54,23 @@ END_SEEN_S = 0.25
 _T = TypeVar("_T")
 
 
-def _machines(options: ClusterOptions, placement: Placement) -> tuple[int, ...]:
-    """The number of each host's machine, which clients are told once. A free place has that of its island's agent."""
-    here = options.machine_of_hosts
-    return tuple(
-        here[host] if placement.are_filled([host]) else 1 + island
-        for host, island in enumerate(options.island_of_hosts)
+def _topology(config: ControllerConfig, placement: Placement) -> Topology:
+    """The cluster at first. A host's machine has a number; that of a free place is the number of its island's agent."""
+    options = config.options
+    what: dict[str, Any] = {
+        "platform": config.platform,
+        "jax_version": importlib.metadata.version("jax"),
+        "jaxlib_version": importlib.metadata.version("jaxlib"),
+    }
+    if options.max_machines:
+        return Topology((), options.devices_per_host, **what, most_hosts=options.room)
+    grid = Topology.grid(options.islands, options.hosts_per_island, options.devices_per_host, **what)
+    here = enumerate(options.machine_of_hosts)
+    return dataclasses.replace(
+        grid,
+        machines=tuple(
+            machine if placement.are_filled([host]) else 1 + grid.island_of_hosts[host] for host, machine in here
+        ),
     )
 
 
@@ -85,17 +96,9 @@ class ClusterManager:
         self.here = ThisMachine(config, native, self.fail)
         count = config.options.hosts
         filled = here if here is not None else 0 if config.listen else count
-        free = FreePlace(native, config.options)
+        free = FreePlace()
         self.placement = Placement(free, [self.here] * filled + [free] * (count - filled))
-        self.topology = Topology.grid(
-            config.options.islands,
-            config.options.hosts_per_island,
-            config.options.devices_per_host,
-            platform=config.platform,
-            jax_version=importlib.metadata.version("jax"),
-            jaxlib_version=importlib.metadata.version("jaxlib"),
-            machines=_machines(config.options, self.placement),
-        )
+        self.topology = _topology(config, self.placement)
         self.resources = ResourceManager(self.topology)
         self.hosts: list[HostRecord] = []
         self._by_token: dict[str, HostRecord] = {}  # those that are not lost
@@ -104,6 +107,7 @@ class ClusterManager:
         self.failure: errors.PathwaysError | None = None
         self.on_end: list[Callable[[errors.PathwaysError], None]] = []
         self.on_host_ended: Callable[[HostRecord], None] = lambda host: None  # called only once the cluster is ready
+        self.on_opened: Callable[[int], None] = lambda island: None  # called with the number of a new island
         self.on_places_open: Callable[[], None] = lambda: None  # called when the hosts here have been started
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
@@ -115,7 +119,7 @@ class ClusterManager:
         self.controller: Any = None  # the native controller
         self.numbers: NativeNumbers
         self.agents = Agents(
-            native, self.topology, config.options, self.far_path, self.segment, self.placement, bool(config.listen)
+            native, self, config.options, self.far_path, self.segment, self.placement, bool(config.listen)
         )
         self._supervisor_fd = -1
 
@@ -150,30 +154,29 @@ class ClusterManager:
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
         pool = self._reader_of_rings()
-        if islands := [
-            number for number, hosts in enumerate(self.topology.islands) if self.placement.are_filled(hosts)
-        ]:
+        if islands := [hosts for hosts in self.topology.islands if self.placement.are_filled(hosts)]:
             self.here.begin(islands)
         self.status_segment = self.native.status_segment()
         if sizes.distance_us:
             self.native.set_distance(self.segment, sizes.distance_us)
-        count = self.topology.hosts
-        self.hosts = [self._absent(host) for host in range(count)]
+        self.hosts = [self._absent(host) for host in range(self.topology.hosts)]
+        room = self.topology.room
+        devices = room * self.topology.devices_per_host
         self.controller = self.native.Controller(
             self.segment,
-            [host.segment for host in self.hosts],
+            [host.segment for host in self.hosts] + [None] * (room - len(self.hosts)),
             # A host reports the memory of its devices when it is ready: see `host_stage`.
-            budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
-            spaces=self._spaces(),
+            budgets=[sizes.device_memory or UNLIMITED] * devices + [sizes.transfer_bytes] * room,
             policy=getattr(self.native.Policy, sizes.policy),
             asks_for_room=sizes.when_full == "suspend",
             ends_hosts_with_faults=True,
             status=self.status_segment,
-            devices=self.topology.devices,
+            devices=devices,
+            host_ring_bytes=sizes.host_ring_bytes,
             pool=pool,
         )
         self.numbers = NativeNumbers(self.controller, self.resources, self.agents.hub.add_group)
-        self.numbers.group(range(count))  # the native controller takes group 0 for all hosts
+        self.numbers.group(range(room))  # the native controller takes group 0 for all hosts
         self.controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
@@ -211,18 +214,32 @@ class ClusterManager:
 
     def _absent(self, number: int) -> HostRecord:
         """A host that was not started yet: it counts as lost."""
-        config = HostConfig(number, self.config.options, incarnation=-1)
-        return HostRecord(config, self.placement.of(number).new_segment(number), NoProcess(), "", is_lost=True)
+        config = HostConfig(
+            number,
+            self.config.options,
+            island=self.topology.islands[self.topology.island_of_hosts[number]],
+            device_count=self.topology.count_of(number),
+            incarnation=-1,
+        )
+        is_here = self.placement.are_filled([number])
+        segment = self.placement.of(number).new_segment(number) if is_here else None
+        return HostRecord(config, segment, NoProcess(), "", is_lost=True)
+
+    def open_island(self, hosts: int, devices: int, platform: str) -> int:
+        """Opens an island for an agent, of so many hosts with so many devices each; returns its number. The island has
+        free places. A number is never given again.
+        """
+        island, before = len(self.topology.islands), self.topology.hosts
+        self.topology = self.topology.opened(hosts, devices, platform, 1 + island)
+        self.resources.grow(self.topology)
+        self.placement.grow(hosts)
+        self.hosts += [self._absent(number) for number in range(before, before + hosts)]
+        self.on_opened(island)
+        return island
 
     async def hosts_started(self) -> None:
         """Waits until each host has a process and a record. Clients may come before."""
         await self.unless_ended(asyncio.ensure_future(self._are_hosts_started.wait()))
-
-    def _spaces(self) -> list[str]:
-        """The names of the memory spaces, in the order of their numbers: devices, then hosts' memory for transfers."""
-        each = self.topology.devices_per_host
-        devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
-        return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
 
     def where(self, host: int) -> tuple[Machine, int]:
         """The machine of a host, and the number of the one that it behaves as if it were on. Two hosts share memory if
@@ -265,6 +282,8 @@ class ClusterManager:
         config = HostConfig(
             host=number,
             options=self.config.options,
+            island=self.hosts[number].config.island,
+            device_count=self.topology.count_of(number),
             platform=self.config.platform,
             address=self.far_address if machine_number else self.address,
             parent=os.getpid(),

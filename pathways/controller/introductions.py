@@ -126,7 +126,11 @@ class Introductions:
         placement = self._cluster.placement
         others = [host for host in self._cluster.hosts if not host.is_lost]
         for start in starts:
-            start.segments = {number: placement.of(number).new_segment(number) for number in start.island.hosts}
+            try:
+                start.segments = {number: placement.of(number).new_segment(number) for number in start.island.hosts}
+            except errors.HostLostError as error:  # its machine is lost meanwhile
+                start.fail(error)
+        starts = [start for start in starts if not start.is_over]
         introduced = asyncio.gather(*self._introductions(others, starts))
         try:
             new = placement.machines(host for start in starts for host in start.segments)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from pathways import errors
 from pathways.controller.log_sources import LogSource
 from pathways.process import fd_passing
-from pathways.process.config import ClusterOptions, HostConfig
+from pathways.process.config import HostConfig
 
 
 class StartedHost(Protocol):
@@ -132,23 +132,19 @@ class NoProcess:
 
 
 class FreePlace:
-    """Stands for the machine of a place that no machine has."""
+    """Stands for the machine of a place that no machine has. It is the same for all places."""
 
     name = "-"
     logs = None
     shares_memory = False
-
-    def __init__(self, native: Any, options: ClusterOptions) -> None:
-        self._native = native
-        self._options = options
 
     async def ready(self, timeout_s: float | None = None) -> None:
         """See `Machine`."""
         raise errors.HostLostError("its machine is lost")
 
     def new_segment(self, host: int) -> Any:
-        """Of a host on whatever machine takes the place: the twin of the segment there, which has the buffers."""
-        return self._native.host_segment(host, self._options.hosts, self._options.host_ring_bytes, 0, 0)
+        """See `Machine`."""
+        raise errors.HostLostError("its machine is lost")
 
     def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> StartedHost:
         """See `Machine`."""
@@ -192,6 +188,10 @@ class Placement:
     def are_filled(self, hosts: Iterable[int]) -> bool:
         """Whether machines have the places of all these hosts."""
         return all(self._of[host] is not self._free for host in hosts)
+
+    def grow(self, hosts: int) -> None:
+        """There are so many places more, which nobody has."""
+        self._of += [self._free] * hosts
 
     def fill(self, hosts: Iterable[int], machine: Machine) -> None:
         """A machine has these places from now on."""

@@ -101,7 +101,7 @@ def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[Con
         return agents.knows(token) or cluster.host_with(token) is not None
 
     near = ControlServer(cluster.near_path, wire.CHANNEL_OPTIONS, [add_controller, add_hosts], is_near)
-    if not any(cluster.topology.machines):
+    if not cluster.topology.is_spread:
         return [near]
     add_agents = functools.partial(agent_rpc.add_AgentsServicer_to_server, AgentsService(agents))
     options = [*(wire.LINKED_OPTIONS if cluster.config.listen else wire.FAR_OPTIONS), *wire.BOUNDS]

@@ -68,9 +68,9 @@ class ProgramManager:
         """
         topology = self._cluster.topology
         devices = tuple(device for binding in request.bindings for device in binding.devices)
-        if not devices or min(devices) < 0 or max(devices) >= topology.devices:
+        if not devices or not all(map(topology.has_device, set(devices))):
             raise errors.SliceError(
-                f"a program is bound to devices 0..{topology.devices - 1}, got {list(devices[:8]) or 'none'}"
+                f"a program is bound to {topology.say_devices()}, got {list(devices[:8]) or 'none'}"
             )
         for binding in request.bindings:
             if len(set(binding.devices)) != len(binding.devices):
@@ -86,7 +86,11 @@ class ProgramManager:
             number,
             client.number,
             pb.StoreProgram(
-                client=client.number, program_id=number, program=request.program, bindings=request.bindings
+                client=client.number,
+                program_id=number,
+                program=request.program,
+                bindings=request.bindings,
+                islands={host: topology.island_of_hosts[host] for host in hosts},
             ).SerializeToString(),
             {host: self._loop.create_future() for host in hosts},
             {host: self._loop.create_future() for host in hosts},

@@ -45,6 +45,7 @@ class Islands:
         self.client_manager = client_manager
         self.islands = [Island(number, hosts) for number, hosts in enumerate(cluster.topology.islands)]
         self._losses = 0
+        cluster.on_opened = self._opened
         self._introductions = Introductions(cluster, client_manager.requests)
         cluster.on_host_ended = self._host_ended
         cluster.on_places_open = self._open_places
@@ -67,9 +68,19 @@ class Islands:
         """Makes each island that has free places one that is lost, and that no agent has brought yet."""
         for island in self.islands:
             if not self.cluster.placement.are_filled(island.hosts):
-                island.incarnation = -1
-                self._leave_order(island, f"island {island.number} has not joined yet")
-                self.cluster.resources.set_missing(island.number, "no machine has joined as yet")
+                self._open(island)
+
+    def _opened(self, number: int) -> None:
+        """An agent has opened an island, and is about to take places of it."""
+        self.islands.append(Island(number, self.cluster.topology.islands[number]))
+        self._open(self.islands[-1])
+
+    def _open(self, island: Island) -> None:
+        """The native controller knows already that the island's hosts are not there."""
+        island.incarnation, island.is_up = -1, False
+        island.predecessor_failure = f"{errors.HostLostError.__name__}: island {island.number} has not joined yet"
+        island.predecessor_client = self.client_manager.youngest_client
+        self.cluster.resources.set_missing(island.number, "no machine has joined as yet")
 
     def _joined(self, hosts: Sequence[int]) -> None:
         """An agent has taken the places of these hosts."""

@@ -1,6 +1,6 @@
 """Which devices a slice gets: pure bookkeeping, no I/O, no threads, no clock. Owned by the controller.
 
-The mesh of an island is the grid hosts x devices_per_host. A slice of n devices takes a rectangle of the grid, in
+The mesh of an island is the grid hosts x devices of each. A slice of n devices takes a rectangle of the grid, in
 row-major order, so that neighbours in the slice are neighbours in the grid. Where no rectangle of n devices fits (5 on
 2 x 4), the slice takes a run of consecutive devices. Any number of slices may share a device.
 
@@ -48,19 +48,29 @@ class ResourceManager:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._load: list[_Load] = [
-            np.zeros((len(hosts), topology.devices_per_host), np.int64) for hosts in topology.islands
-        ]
-        # By host: its island, and its row in the island's mesh; immutable.
-        self._row = {host: (i, row) for i, hosts in enumerate(topology.islands) for row, host in enumerate(hosts)}
+        self._load: list[_Load] = []
+        self._row: dict[int, tuple[int, int]] = {}  # by host: its island, and its row in the island's mesh
+        for island in range(len(topology.islands)):
+            self._open(island)
         self._slices: dict[int, SliceBinding] = {}
         # Group 0 is all hosts.
-        self._groups: dict[tuple[int, ...], int] = {tuple(range(topology.hosts)): 0}
+        self._groups: dict[tuple[int, ...], int] = {tuple(range(topology.room)): 0}
         self._next_slice = 0
         self._missing: dict[int, str] = {}  # islands that take no new slices, and why
         self._drained: set[int] = set()  # hosts that take no slices
         self._origins: dict[int, SliceBinding] = {}  # of slices whose arrays may still lie there
         self.tori = Tori(topology)
+
+    def grow(self, topology: Topology) -> None:
+        """The cluster has one island more: see `Topology.opened`."""
+        self._topology = topology
+        self.tori.grow(topology)
+        self._open(len(topology.islands) - 1)
+
+    def _open(self, island: int) -> None:
+        hosts = self._topology.islands[island]
+        self._load.append(np.zeros((len(hosts), self._topology.count_of(hosts[0])), np.int64))
+        self._row.update({host: (island, row) for row, host in enumerate(hosts)})
 
     # -- what may be used --------------------------------------------------------------------------------------------
 
@@ -99,7 +109,11 @@ class ResourceManager:
         return tuple(self._slices.values())
 
     def allocate(
-        self, shape: Sequence[int], axis_names: Sequence[str] | None = None, island: int | None = None
+        self,
+        shape: Sequence[int],
+        axis_names: Sequence[str] | None = None,
+        island: int | None = None,
+        kind: str | None = None,
     ) -> SliceBinding:
         """Binds a new slice.
 
@@ -107,12 +121,13 @@ class ResourceManager:
             shape: sizes of the slice's axes; `(n,)` for n devices.
             axis_names: one name per axis; `axis0`, `axis1`, ... when not given.
             island: the island to use; the least loaded one that is big enough when not given.
+            kind: what the devices must be: a platform, or "gpu"; any when not given.
 
         Raises:
             SliceError: the request is invalid or fits on no island; the message names the request and the inventory.
         """
         sizes, names = self._checked(shape, axis_names)
-        index, devices = self._choose(sizes, island)
+        index, devices = self._choose(sizes, island, kind)
         binding = self._bind(self._next_slice, sizes, names, index, devices)
         self._next_slice += 1
         return binding
@@ -134,7 +149,7 @@ class ResourceManager:
 
         Raises:
             SliceError: wrong number of devices, a repeated, unknown or drained one, devices of different islands or of
-                one that is not there; or no island has room for the shape.
+                one that is not there, or of another kind than now; or no island has room for the shape.
         """
         old = self._get(slice_id)
         sizes = self._checked(shape, old.axis_names)[0] if shape else old.shape
@@ -142,7 +157,7 @@ class ResourceManager:
             island, new = self._named(slice_id, sizes, devices)
         else:
             places = self.places(slice_id, sizes)
-            island, new = places[0] if places else self._choose(sizes, None)
+            island, new = places[0] if places else self._choose(sizes, None, self._topology.platform_of(old.island))
         self._origins.setdefault(slice_id, old)
         self._add_load(old.devices, -1)
         return self._bind(slice_id, sizes, old.axis_names, island, new)
@@ -163,15 +178,15 @@ class ResourceManager:
     def places(
         self, slice_id: int, shape: Sequence[int] = (), without: Iterable[int] = ()
     ) -> list[tuple[int, tuple[int, ...]]]:
-        """Where a slice could lie, in this shape or its own: the best devices of each island that has enough, not
-        counting the hosts in `without`. Its own island comes first, then the less loaded ones.
+        """Where a slice could lie, in this shape or its own: the best devices of each island of its kind that has
+        enough, not counting the hosts in `without`. Its own island comes first, then the less loaded ones.
         """
         old = self._get(slice_id)
         sizes = tuple(shape) or old.shape
         self._add_load(old.devices, -1)  # a slice is not in its own way
         try:
             islands = sorted(
-                set(range(len(self._load))) - set(self._missing),
+                [each for each in range(len(self._load)) if each not in self._missing and self._is_like(each, old)],
                 key=lambda index: (index != old.island, self._load_per_device(index), index),
             )
             count, closed = math.prod(sizes), frozenset(without)
@@ -186,14 +201,19 @@ class ResourceManager:
         new = tuple(int(device) for device in devices)
         if len(new) != count or len(set(new)) != len(new):
             raise SliceError(f"slice {slice_id} of shape {sizes} needs {count} distinct devices, got {list(new)}")
-        if bad := [device for device in new if not 0 <= device < self._topology.devices]:
-            raise SliceError(f"no device {bad[0]}: the cluster has devices 0..{self._topology.devices - 1}")
+        if bad := [device for device in new if not self._topology.has_device(device)]:
+            raise SliceError(f"no device {bad[0]}: the cluster has {self._topology.say_devices()}")
         homes = {self._topology.island_of(device // self._topology.devices_per_host) for device in new}
         if len(homes) != 1:
             raise SliceError(f"a slice lies on one island, but devices {list(new)} lie on islands {sorted(homes)}")
         if closed := self._drained & set(self._topology.hosts_of(new)):
             raise SliceError(f"devices {list(new)} lie on drained hosts {sorted(closed)}; {_UNDRAIN}")
         island = homes.pop()
+        if not self._is_like(island, self._get(slice_id)):
+            raise SliceError(
+                f"slice {slice_id} is of {self._topology.platform_of(self._get(slice_id).island)} devices, but devices "
+                f"{list(new)} are {self._topology.platform_of(island)} devices: its programs do not run there"
+            )
         if island in self._missing:
             raise SliceError(f"devices {list(new)} are on island {island}, which {self._missing[island]}; {_WAIT}")
         return island, new
@@ -205,9 +225,12 @@ class ResourceManager:
     def group(self, hosts: Iterable[int]) -> int:
         """The number of the group of exactly these hosts. A new group gets the next free number (RM-3)."""
         key = tuple(sorted(set(hosts)))
+        if key in self._groups:
+            return self._groups[key]
         if not key or key[0] < 0 or key[-1] >= self._topology.hosts:
             raise SliceError(f"a group is of hosts 0..{self._topology.hosts - 1}, got {list(key)}")
-        return self._groups.setdefault(key, len(self._groups))
+        self._groups[key] = len(self._groups)
+        return self._groups[key]
 
     @property
     def groups(self) -> dict[int, tuple[int, ...]]:
@@ -216,7 +239,7 @@ class ResourceManager:
 
     def device_load(self) -> tuple[int, ...]:
         """Number of slices on each device, by global number."""
-        load = [0] * self._topology.devices
+        load = [0] * (self._topology.hosts * self._topology.devices_per_host)
         for index, grid in enumerate(self._load):
             for device, slices in zip(self._topology.island_devices(index), grid.flat, strict=True):
                 load[device] = int(slices)
@@ -224,7 +247,7 @@ class ResourceManager:
 
     def validate(self) -> None:
         """Asserts RM-1, RM-2 and RM-3."""
-        expected = [0] * self._topology.devices
+        expected = [0] * len(self.device_load())
         for binding in self._slices.values():
             assert len(set(binding.devices)) == len(binding.devices) == math.prod(binding.shape), "RM-2"
             assert set(binding.devices) <= set(self._topology.island_devices(binding.island)), "RM-2"
@@ -257,9 +280,19 @@ class ResourceManager:
             raise SliceError(f"the axis names of a slice differ from each other, got {names}")
         return sizes, names
 
-    def _choose(self, sizes: tuple[int, ...], island: int | None) -> tuple[int, tuple[int, ...]]:
+    def _is_like(self, island: int, binding: SliceBinding) -> bool:
+        """Whether an island has the same kind of devices as that of a slice."""
+        return self._topology.platform_of(island) == self._topology.platform_of(binding.island)
+
+    def _choose(
+        self, sizes: tuple[int, ...], island: int | None, kind: str | None = None
+    ) -> tuple[int, tuple[int, ...]]:
         """An island, and devices there."""
         count = math.prod(sizes)
+        there = [each for each in range(len(self._load)) if self._topology.is_of_kind(each, kind)]
+        if kind is not None and not there:
+            kinds = ", ".join(self._topology.kinds()) or "none as yet"
+            raise SliceError(f"a slice of {kind!r} devices was asked for, but the cluster has: {kinds}")
         asked = (
             f"a slice of shape {sizes} ({count} devices) was asked for"
             if len(sizes) > 1
@@ -268,6 +301,9 @@ class ResourceManager:
         if island is not None:
             if isinstance(island, bool) or not isinstance(island, int) or not 0 <= island < len(self._load):
                 raise SliceError(f"{asked} on island {island!r}, but the islands are 0..{len(self._load) - 1}")
+            if island not in there:
+                theirs = self._topology.platform_of(island)
+                raise SliceError(f"{asked} of {kind!r} devices, but those of island {island} are {theirs}")
             if count > self._load[island].size:
                 raise SliceError(
                     f"{asked} on island {island}, which has {self._load[island].size} devices ({self._inventory()})"
@@ -275,11 +311,11 @@ class ResourceManager:
             if island in self._missing:
                 raise SliceError(f"{asked} on island {island}, which {self._missing[island]}; {_WAIT}")
             return island, self._choose_place(island, sizes, count) or self._refuse(asked, [island])
-        fitting = [index for index, grid in enumerate(self._load) if grid.size >= count]
+        fitting = [index for index in there if self._load[index].size >= count]
         if not fitting:
+            biggest = max((self._load[index].size for index in there), default=0)
             raise SliceError(
-                f"{asked}, but a slice lies on one island and the biggest has "
-                f"{max(grid.size for grid in self._load)} devices ({self._inventory()})"
+                f"{asked}, but a slice lies on one island and the biggest has {biggest} devices ({self._inventory()})"
             )
         there = [index for index in fitting if index not in self._missing]
         if not there:

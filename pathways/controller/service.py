@@ -142,7 +142,8 @@ class ControllerService(rpc.ControllerServicer):
         client = self._caller(context)
         island = request.island if request.HasField("island") else None
         _check_count("slices", client.slices)
-        binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
+        kind = request.kind if request.HasField("kind") else None
+        binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island, kind)
         client.slices.add(binding.slice_id)
         reply = dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
         try:
@@ -281,17 +282,18 @@ class ControllerService(rpc.ControllerServicer):
             address=self._cluster.address,
             uptime_s=time.monotonic() - self._cluster.started_at,
         )
-        counts: Sequence[pb.HostCounts | None] = [None] * topology.hosts
+        hosts = self._cluster.hosts[:]  # an island may open meanwhile
+        counts: Sequence[pb.HostCounts | None] = [None] * len(hosts)
         if not request.brief:
             reply.clients.extend(self._client_manager.client_stats())
             reply.device_load.extend(self._cluster.resources.device_load())
-            pid, counters = os.getpid(), self._cluster.controller.stats()
+            pid, counters = os.getpid(), self._cluster.controller.stats(topology.hosts)
             reply.controller.MergeFrom(pb.ControllerStats(pid=pid, resident_bytes=resident_bytes(pid), **counters))
             reply.port = self._cluster.agents.port
             reply.machines.extend(self._cluster.agents.stats())
             counts = await self._client_manager.host_counts()
         drained = self._cluster.resources.drained
-        for host, counted in zip(self._cluster.hosts, counts, strict=True):
+        for host, counted in zip(hosts, counts, strict=True):
             reply.hosts.add(
                 host=host.number,
                 island=topology.island_of(host.number),

@@ -29,7 +29,8 @@ class ThisMachine(HostProcesses):
         self._native = native
         self._fail = fail
         self._hosts: dict[int, HostProcess] = {}  # by number, the last one that was started
-        self._coordinators: dict[int, tuple[str, Any]] = {}  # by island: address and service of its present group
+        #: By the hosts of an island: address and service of its present group.
+        self._coordinators: dict[tuple[int, ...], tuple[str, Any]] = {}
         self.logs = LogsHere(config.directory)
         super().__init__(
             "pathways.host.main:main",
@@ -38,7 +39,7 @@ class ThisMachine(HostProcesses):
             os.path.join(self._directory, "logs", "fork-server.log"),
         )
 
-    def begin(self, islands: Iterable[int]) -> None:
+    def begin(self, islands: Iterable[tuple[int, ...]]) -> None:
         """Starts what the first hosts of islands need; the fork server goes on with its imports meanwhile."""
         self.start()
         for island in islands:
@@ -53,7 +54,7 @@ class ThisMachine(HostProcesses):
         """See `Machine`."""
         config = dataclasses.replace(
             config,
-            coordinator=self._coordinator(self._options.island_of_hosts[config.host], config.incarnation),
+            coordinator=self._coordinator(config.island, config.incarnation),
             segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
         )
         log_path = log_files.host_log(self._directory, config.host, config.incarnation)
@@ -66,22 +67,21 @@ class ThisMachine(HostProcesses):
         for host in hosts:
             self._hosts[host].send_program(program)
 
-    def _coordinator(self, island: int, incarnation: int) -> str:
-        """Where an incarnation of an island's group finds its coordination service; empty: it needs none.
+    def _coordinator(self, island: tuple[int, ...], incarnation: int) -> str:
+        """Where an incarnation of the group of an island's hosts finds its coordination service; empty: it needs none.
 
         The first host of an incarnation gets a new service, and the old one ends, so that no state of it remains.
         """
-        size = self._options.hosts_per_island
-        if size == 1:
+        if len(island) == 1:
             return ""
-        address = f"unix:{self._directory}/island-{island}-{incarnation}.sock"
+        address = f"unix:{self._directory}/island-{island[0]}-{incarnation}.sock"
         old_address, old = self._coordinators.get(island, ("", None))
         if address != old_address:
             from pathways._jaxlib.coordination import start_service, stop_service
 
             if old is not None:
                 stop_service(old)
-            self._coordinators[island] = (address, start_service(address, size))
+            self._coordinators[island] = (address, start_service(address, len(island)))
         return address
 
     def stream_of(self, host: int, incarnation: int) -> str:

@@ -20,12 +20,27 @@ from pathways.quirks import quirks_of
 class HostDevices:
     """What a host knows of its devices. Immutable, but for the cache of shardings."""
 
-    def __init__(self, host: int, local: Sequence[jax.Device], island: Sequence[jax.Device], first: int) -> None:
-        """`local` are those of host `host`; `island` are the island's, in global order from number `first` on."""
+    def __init__(
+        self,
+        host: int,
+        local: Sequence[jax.Device],
+        island: Sequence[jax.Device],
+        first: int,
+        per_host: int | None = None,
+    ) -> None:
+        """`local` are those of host `host`; `island` are the island's, in global order from number `first` on.
+        `per_host`: how many numbers a host has; None: as many as it has devices.
+        """
         self.host = host
         self.local = tuple(local)
         self.island = tuple(island)
-        self.first = first
+        self.per_host = per_host or len(local)
+        numbers = [
+            first + row * self.per_host + number
+            for row in range(len(island) // len(local))
+            for number in range(len(local))
+        ]
+        self._by_number = dict(zip(numbers, island, strict=True))
         self.quirks = quirks_of(local[0].platform)
         self._shardings: dict[Any, NamedSharding] = {}
 
@@ -49,7 +64,11 @@ class HostDevices:
 
     def device(self, number: int) -> jax.Device:
         """The island's device of that global number."""
-        return self.island[number - self.first]
+        return self._by_number[number]
+
+    def has(self, number: int) -> bool:
+        """Whether the island has a device of that global number."""
+        return number in self._by_number
 
     def sharding(self, placed: Placement) -> NamedSharding:
         """The sharding of a placement's arrays."""

@@ -22,18 +22,17 @@ class LocalPlacement:
     """This host's `devices` of a placement, in the placement's order, and the cell that each of them shows."""
 
     def __init__(self, placed: Placement, here: HostDevices) -> None:
-        count = len(here.local)
         local = [
             (here.device(number), cell)
             for number, cell in zip(placed.devices, placed.cells, strict=True)
-            if number // count == here.host
+            if number // here.per_host == here.host
         ]
         self.placed = placed
         self.type = placed.type
         self.sharding = here.sharding(placed)
         self.devices = [device for device, _ in local]
         self.cells = [cell for _, cell in local]
-        self.mask = local_mask(placed.devices, here.host, count)
+        self.mask = local_mask(placed.devices, here.host, here.per_host)
         self.bytes_per_device = placed.type.nbytes // math.prod(placed.parts())
         self._packing = placed.packing
         self._parts: list[Any] = [(*slices(placed.region(cell)), ...) for cell in self.cells]

@@ -51,19 +51,19 @@ class JaxHost:
         transfer_bytes: int = 0,
         directory: str | None = None,
         swap_every_for_testing: int = 0,
-        islands: tuple[int, ...] = (),
         epochs: tuple[int, ...] = (),
         hidden: Callable[[], list[str]] | None = None,
+        per_host: int | None = None,
     ) -> None:
-        """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
+        """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on, of
+        which each host has `per_host`: see `HostDevices`.
 
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
-        `swap_every_for_testing`: see `pathways.testing.faults`. `islands`: the island of each host; empty: all are in
-        one. `epochs`: see `HostConfig`. `hidden`: see `Sidecars`.
+        `swap_every_for_testing`: see `pathways.testing.faults`. `epochs`: see `HostConfig`. `hidden`: see `Sidecars`.
         """
         self.device_bytes = device_bytes
-        here = HostDevices(host, devices, all_devices, first_device)
+        here = HostDevices(host, devices, all_devices, first_device, per_host)
         self.coordinates = here.coordinates
         self.core = _core.Host(
             self,
@@ -83,7 +83,7 @@ class JaxHost:
         #: Called after each offload or restore: (request, error or None, bytes that left the devices or came back).
         self.on_offloaded: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
         self._placements = Placements(here)
-        self.programs = Programs(self.core, here, self.sidecars, islands)
+        self.programs = Programs(self.core, here, self.sidecars)
         self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
         self.exchanges = Exchanges(self.core, here, self.programs.by_number, transfer_bytes, self.transfers)
         self._tasks = Tasks(self.core, host)
@@ -147,11 +147,19 @@ class JaxHost:
         return refused
 
     def register_program(
-        self, client: int, program_id: int, program: LogicalProgram, bindings: Bindings, on_compiled: OnCompiled
+        self,
+        client: int,
+        program_id: int,
+        program: LogicalProgram,
+        bindings: Bindings,
+        on_compiled: OnCompiled,
+        islands: Mapping[int, int] | None = None,
     ) -> None:
-        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`.
+        `islands`: see `BoundProgram`; None: all hosts are in one.
+        """
         asker = functools.partial(self.attendants.asker, client)
-        self.programs.register(client, program_id, program, bindings, asker, on_compiled)
+        self.programs.register(client, program_id, program, bindings, asker, on_compiled, islands or {})
 
     def analyze(self, program_id: int) -> dict[int, ComputationAnalysis]:
         """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""

@@ -75,9 +75,10 @@ class Driver(Protocol):
         program: LogicalProgram,
         bindings: tuple[tuple[int, ...], ...],
         on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
+        islands: Mapping[int, int],
     ) -> None:
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`. The
-        thread of programs.
+        thread of programs. `islands`: by host of the program, its island.
         """
 
     def run(self) -> None:
@@ -128,9 +129,8 @@ def tell_ports(config: HostConfig, ports: Sequence[int]) -> None:
     Raises:
         ConnectError: one is not.
     """
-    island = config.options.island_hosts(config.host)
     with fd_passing.connect(config.tell_ports) as agent:
-        fd_passing.send(agent, {"host": config.host, "ports": dict(zip(island, ports, strict=True))})
+        fd_passing.send(agent, {"host": config.host, "ports": dict(zip(config.island, ports, strict=True))})
         answer, _ = fd_passing.receive(agent, config.options.start_timeout_s)
     if answer["error"]:
         raise errors.ConnectError(answer["error"])
@@ -146,8 +146,7 @@ def start_jax_driver(
     """
     from pathways import _jaxlib
 
-    options = config.options
-    island = options.island_hosts(config.host)
+    options, island = config.options, config.island
     if config.coordinator:
         limit_s = int(options.start_timeout_s)
         made = functools.partial(meet_hosts, config) if config.tell_ports else None
@@ -157,23 +156,22 @@ def start_jax_driver(
 
     local = sorted(jax.local_devices(), key=lambda device: device.id)
     _jaxlib.drop_tracebacks()
-    everything = options.devices_per_host * len(config.segment_fds)
-    limit = options.device_memory or default_device_bytes(local[0], everything)
+    limit = options.device_memory or default_device_bytes(local[0], config.device_count * config.hosts_here)
     platform = jax.default_backend()
-    if len(local) != options.devices_per_host:
+    if len(local) != config.device_count:
         raise RuntimeError(
-            f"host {config.host} should have {options.devices_per_host} {config.platform} devices, but JAX shows "
+            f"host {config.host} should have {config.device_count} {config.platform} devices, but JAX shows "
             f"{len(local)}: {local}"
         )
     if quirks_of(platform).is_host_memory != quirks_of(config.platform).is_host_memory:
         raise RuntimeError(f"host {config.host} should have {config.platform} devices, but JAX shows {local}")
     everyone = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    if len(everyone) != options.devices_per_host * len(island):
+    if len(everyone) != config.device_count * len(island):
         raise RuntimeError(
             f"the island of host {config.host} should have {len(island)} hosts of "
-            f"{options.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
+            f"{config.device_count} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
-    first = config.rank * options.devices_per_host
+    first = config.rank * config.device_count
     if everyone[first : first + len(local)] != local:
         raise RuntimeError(
             f"host {config.host} is number {config.rank} of its island, but JAX calls it process "
@@ -192,17 +190,17 @@ def start_jax_driver(
         devices=local,
         all_devices=everyone,
         first_device=island[0] * options.devices_per_host,
-        segments=list(segments),
+        per_host=options.devices_per_host,
+        segments=[*segments, *[None] * (options.room - len(segments))],
         controller=controller,
         device_bytes=limit,
         transfer_bytes=options.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
         swap_every_for_testing=faults.swap_every(config.host),
-        islands=options.island_of_hosts,
-        epochs=config.epochs,
+        epochs=(*config.epochs, *[-1] * (options.room - len(config.epochs))),
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
-    if far:
+    if far or (config.is_linked and options.room > config.hosts_here):  # others may come
         driver.open_streams(config.stream, far, config.credentials)
     if config.predecessor_failure:
         driver.succeed(config.predecessor_failure, config.predecessor_client)
@@ -376,7 +374,8 @@ class HostProcess:
     def _store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
         bindings = tuple(tuple(binding.devices) for binding in request.bindings)
         program = load_program(request.program)
-        driver.register_program(request.client, request.program_id, program, bindings, self._compiled)
+        islands = dict(request.islands)
+        driver.register_program(request.client, request.program_id, program, bindings, self._compiled, islands)
 
     # -- reports, from any thread ------------------------------------------------------------------------------------
 

@@ -135,9 +135,11 @@ class Streams:
             self._waiting.pop((order, node, source), None)
 
     def replace(self, host: int, stream: str) -> None:
-        """Ends the streams to a lost host; its successor is at `stream`, a `StreamAddress`."""
-        if host in self._lanes:
-            for lane in self._lanes[host]:
+        """Ends the streams to a lost host; its successor, or a host that was not there before, is at `stream`, a
+        `StreamAddress`; empty: the host is on this machine.
+        """
+        if stream or host in self._lanes:
+            for lane in self._lanes.get(host, ()):
                 lane.stop()
             self._far[host] = StreamAddress.parse(stream)
             self._lanes[host] = self._lanes_to(self._far[host])

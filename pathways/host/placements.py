@@ -24,10 +24,8 @@ class Placements:
             ValueError: it names devices of other islands; then the client has no placement of that number.
         """
         self._placements.pop((client, number), None)
-        first = self._devices.first
-        last = first + len(self._devices.island)
-        if any(not first <= device < last for device in placed.devices):
-            raise ValueError(f"a placement names devices {placed.devices} of {first} to {last - 1}")
+        if not all(map(self._devices.has, placed.devices)):
+            raise ValueError(f"a placement names devices {placed.devices}, not all of the island of this host")
         self._placements[client, number] = LocalPlacement(placed, self._devices)
 
     def of(self, client: int, number: int) -> LocalPlacement:

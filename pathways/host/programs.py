@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ class Program:
 
     def __init__(self, client: int, bound: BoundProgram, devices: HostDevices, asker: Callable[[int], Asker]) -> None:
         """`asker(devices)` makes the `Asker` by which a computation on so many devices calls the client."""
-        plan = host_plan(bound, devices.host, devices.quirks.is_host_memory)
+        plan = host_plan(bound, devices.host, devices.quirks.is_host_memory, len(devices.local))
         self.client = client
         self.bound = bound
         self.plan = plan
@@ -83,10 +83,8 @@ class Program:
 class Programs:
     """Stores, compiles and drops a host's programs."""
 
-    def __init__(self, core: Any, devices: HostDevices, sidecars: Sidecars, islands: tuple[int, ...] = ()) -> None:
-        """`islands`: the island of each host; empty: all are in one."""
+    def __init__(self, core: Any, devices: HostDevices, sidecars: Sidecars) -> None:
         self._core = core
-        self._islands = islands
         self._devices = devices
         self._sidecars = sidecars
         self.by_number: dict[int, Program] = {}
@@ -110,10 +108,13 @@ class Programs:
         bindings: Bindings,
         asker: Callable[[int], Asker],
         on_compiled: OnCompiled,
+        islands: Mapping[int, int],
     ) -> None:
-        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`.
+        `islands`: see `BoundProgram`.
+        """
         devices = self._devices
-        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local), self._islands)
+        bound = BoundProgram(program, tuple(map(tuple, bindings)), devices.per_host, islands)
         with collection_is_rare():
             registered = Program(client, bound, devices, asker)
         with self._lock:

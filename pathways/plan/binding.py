@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pathways import _native
 from pathways.compiler.donation import agree
@@ -56,12 +56,12 @@ class HostPlan:
 
 @dataclasses.dataclass(frozen=True)
 class BoundProgram:
-    """A logical program and its map to physical devices. `islands`: the island of each host; empty: all are in one."""
+    """A logical program and its map to physical devices. `islands`: by host, its island; empty: all are in one."""
 
     program: LogicalProgram
     bindings: Bindings
     devices_per_host: int
-    islands: tuple[int, ...] = ()
+    islands: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def placed(self, value: int) -> Placement:
         """The placement of a value: its type on physical devices."""
@@ -153,8 +153,9 @@ def owners_of(program: LogicalProgram) -> dict[int, frozenset[int]]:
     return owners
 
 
-def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:
+def host_plan(bound: BoundProgram, host: int, assembles: bool = False, devices: int | None = None) -> HostPlan:
     """The plan of one host. The plan's size, and the work to make it, depend only on the host's own part (COST-2).
+    `devices`: how many the host has; None: `devices_per_host`, the most that it may have.
 
     JAX does a transfer within one host, from device to device. If the host `assembles` arrays in its own memory, this
     holds only when each target shard is a whole source shard; otherwise the host copies shard by shard, as it does
@@ -256,7 +257,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             numbers.append(index)
         steps.append((node, write_node))
 
-    builder = _native.PlanBuilder(host, bound.devices_per_host, len(local))
+    builder = _native.PlanBuilder(host, devices or bound.devices_per_host, len(local))
     # The controller sends a host only the handles of what lies there.
     given = [
         (v, donated) for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if is_here(v)

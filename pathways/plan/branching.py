@@ -47,9 +47,9 @@ class Branching:
         program: LogicalProgram,
         hosts_of_value: Callable[[int], Sequence[int]],
         hosts_of_node: Callable[[Node], Iterable[int]],
-        islands: Sequence[int],
+        islands: Mapping[int, int],
     ) -> None:
-        """`hosts_of_node` is asked for nodes that depend on a choice. `islands`: the island of each host; empty: all
+        """`hosts_of_node` is asked for nodes that depend on a choice. `islands`: by host, its island; empty: all
         are in one.
         """
         self.predicates = program.predicates

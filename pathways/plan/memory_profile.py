@@ -362,7 +362,7 @@ def ledger_entries(
     """
     needs = [(need.device, need.peak, need.eager) for part in parts for need in part.devices]
     needs += [
-        (topology.devices + host, part.receive_peak, 0)
+        (topology.transfer_space(host), part.receive_peak, 0)
         for host, part in zip(sorted(hosts), parts, strict=True)
         if part.receive_peak
     ]
@@ -375,7 +375,7 @@ def ledger_entries(
         key = result.mesh, result.on_host, result.is_either
         if key not in places:
             devices, holders = bindings[result.mesh], holders_of(result.mesh)
-            spaces = [topology.devices + host for host in holders] if result.on_host else []
+            spaces = [topology.transfer_space(host) for host in holders] if result.on_host else []
             spaces += devices if result.is_either or not result.on_host else ()
             places[key] = group(holders), space_set(spaces)
         return places[key]

@@ -49,12 +49,16 @@ class Tori:
         Raises:
             ValueError: that makes no sense.
         """
-        count = self._topology.devices_per_host
+        count = self._topology.count_of(host)
         if len(coordinates) != AXES * count or len(wraps) != AXES - 2 or min(coordinates) < 0:
             raise ValueError(f"coordinates {list(coordinates)[:50]} of {count} devices, of axes that wrap: {wraps}")
         each = [tuple(coordinates[AXES * n : AXES * (n + 1)]) for n in range(count)]
         self._of_host[host] = each, tuple(wraps)
         self._tori.pop(self._topology.island_of(host), None)
+
+    def grow(self, topology: Topology) -> None:
+        """The cluster has one island more."""
+        self._topology = topology
 
     def of(self, island: int) -> Torus | None:
         """The torus of an island; None: its devices have no coordinates, or those make none."""
@@ -63,7 +67,7 @@ class Tori:
         return self._tori[island]
 
     def _made(self, hosts: Sequence[int]) -> Torus | None:
-        count = self._topology.devices_per_host
+        count = self._topology.count_of(hosts[0])
         known: dict[int, Coordinates] = {}
         wraps: tuple[bool, ...] = (True,) * (AXES - 2)
         for row, host in enumerate(hosts):
@@ -78,9 +82,12 @@ class Tori:
 
     @property
     def coordinates(self) -> tuple[Coordinates, ...]:
-        """Of each device of the cluster; empty where it is not known."""
-        unknown: list[Coordinates] = [()] * self._topology.devices_per_host
-        return tuple(at for host in range(self._topology.hosts) for at in self._of_host.get(host, (unknown, ()))[0])
+        """By device number; empty where it is not known."""
+        found: list[Coordinates] = [()] * (self._topology.hosts * self._topology.devices_per_host)
+        for host, (places, _) in self._of_host.items():
+            first = host * self._topology.devices_per_host
+            found[first : first + len(places)] = places
+        return tuple(found)
 
 
 class Torus:

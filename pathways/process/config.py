@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 
 
 #: How a cluster decides which client's run is next, and what that means.
@@ -39,6 +39,13 @@ def check_rules(policy: str, when_full: str) -> None:
 #: Stands for a client's name in `ClusterOptions.checkpoint_root`.
 BY_CLIENT = "{client}"
 
+#: In a cluster without a fixed shape there is room for so many hosts for each machine that may join.
+HOSTS_PER_MACHINE = 4
+#: Of any cluster, and of any host: see csrc/messages/ready_bitmap.h and csrc/plan/plan.h.
+MOST_HOSTS, MOST_DEVICES = 1 << 16, 64
+#: In a cluster without a fixed shape: machines that may join, and devices that a host may have, unless it says others.
+MAX_MACHINES, MAX_DEVICES_PER_HOST = 4096, 16
+
 #: The function that starts the JAX backend of a host.
 JAX_DRIVER = "pathways.host.main:start_jax_driver"
 
@@ -46,6 +53,9 @@ JAX_DRIVER = "pathways.host.main:start_jax_driver"
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions:
     """Shape, platform and sizes of a local cluster.
+
+    A cluster without a fixed shape (`max_machines`) begins with no islands: agents open them. Then `devices_per_host`
+    is the most that a host may have.
 
     A segment is as large as the most it may ever hold; the kernel gives memory only to the pages that are touched.
     `device_memory` is the budget of each device in bytes; None: the memory that the device reports, on CPU its share of
@@ -63,6 +73,7 @@ class ClusterOptions:
     device_memory: int | None = None
     transfer_memory: int | None = None
     machines: int = 1  # over which the hosts are spread, the same number on each
+    max_machines: int = 0  # so many may join, with islands of their own; 0: the shape is fixed
     policy: str = "share"  # a key of POLICIES
     when_full: str = "refuse"  # a key of WHEN_FULL
     #: The folder where checkpoints lie, with "{client}" for the client's name; None: anywhere.
@@ -96,18 +107,13 @@ class ClusterOptions:
 
     @property
     def hosts(self) -> int:
-        """Number of host processes."""
+        """Number of host processes that the shape says."""
         return self.islands * self.hosts_per_island
 
     @property
-    def island_of_hosts(self) -> tuple[int, ...]:
-        """The island of each host."""
-        return tuple(host // self.hosts_per_island for host in range(self.hosts))
-
-    def island_hosts(self, host: int) -> tuple[int, ...]:
-        """The hosts of a host's island."""
-        first = host - host % self.hosts_per_island
-        return tuple(range(first, first + self.hosts_per_island))
+    def room(self) -> int:
+        """How many hosts the cluster may ever have."""
+        return min(MOST_HOSTS, HOSTS_PER_MACHINE * self.max_machines) if self.max_machines else self.hosts
 
     @property
     def machine_of_hosts(self) -> tuple[int, ...]:
@@ -153,8 +159,10 @@ class ControllerConfig:
 class HostConfig:
     """The configuration of a host process, which gets the descriptors under other numbers: see `with_fds`.
 
-    `options` are those of the cluster. `coordinator` is empty on an island of one host.
-    `segment_fds` has -1 for a host that is lost now; an agent that starts the host sets them. For the successor of a
+    `options` are those of the cluster. `island`: the hosts of its island, ascending, each of which has `device_count`
+    devices. `coordinator` is empty on an island of one host. `segment_fds` has -1 for a host that is lost now; an agent
+    that starts the host sets them. `segment_fds`, `streams` and `epochs` may end before the last host that the cluster
+    has room for: then the others are not there. For the successor of a
     lost host, `predecessor_failure` is the failure reason of the loss, and `predecessor_client` is the number of the
     youngest client at the loss.
     """
@@ -164,6 +172,8 @@ class HostConfig:
     platform: str = ""
     address: str = ""
     coordinator: str = ""
+    island: tuple[int, ...] = ()
+    device_count: int = 1
     fabric: str = "127.0.0.1"  # the address of this machine that collectives of its hosts use
     #: The agent's Unix socket where it says at which ports those of its island listen; empty: nobody needs to know.
     tell_ports: str = ""
@@ -186,13 +196,18 @@ class HostConfig:
     @property
     def rank(self) -> int:
         """The host's place in its island."""
-        return self.host % self.options.hosts_per_island
+        return self.island.index(self.host)
+
+    @property
+    def hosts_here(self) -> int:
+        """How many hosts share its machine's memory: on a machine with an agent, the agent's; else all."""
+        return self.streams.count(None) if self.is_linked else self.options.hosts
 
     @property
     def devices(self) -> range:
         """Global numbers of this host's devices."""
-        each = self.options.devices_per_host
-        return range(self.host * each, (self.host + 1) * each)
+        first = self.host * self.options.devices_per_host
+        return range(first, first + self.device_count)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -224,5 +239,5 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("segment_fds", "streams", "epochs")}
+    lists = {name: tuple(fields[name]) for name in ("island", "segment_fds", "streams", "epochs")}
     return HostConfig(**{**fields, **lists, "options": ClusterOptions(**fields["options"])})

@@ -20,6 +20,7 @@ from pathways.process.memory import memory_bytes
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "ROCR_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
+PLATFORMS = ("cpu", *_VISIBLE)
 _DEVICE_FILES = {
     "cuda": ("/dev/nvidia[0-9]*",),
     "rocm": ("/dev/dri/renderD*",),
@@ -46,7 +47,7 @@ def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
     first = (asked or environ.get("JAX_PLATFORMS", "")).split(",")[0].strip().lower()
     if first:
         platform = _ALIASES.get(first, first)
-        if platform != "cpu" and platform not in _VISIBLE:
+        if platform not in PLATFORMS:
             raise ConnectError(f"platform {first!r} is unknown; expected cpu, {', '.join(_VISIBLE)} or gpu")
         return platform
     for platform, plugins in _PLUGINS.items():

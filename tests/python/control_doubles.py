@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways.compiler.ir import LogicalProgram
@@ -180,7 +180,7 @@ class Controller:
     def room_requests(self, suspended: list[int]) -> list[tuple[int, bool, list[int]]]:
         return []
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, hosts: int = 0) -> dict[str, Any]:
         self._notes.write({"calls": self.calls})
         return {}
 
@@ -213,6 +213,7 @@ class FakeDriver:
         program: LogicalProgram,
         bindings: tuple[tuple[int, ...], ...],
         on_compiled: Callable[[int, str | None], None],
+        islands: Mapping[int, int],
     ) -> None:
         if program.name == "refused":
             raise ValueError("this program is refused")

@@ -184,7 +184,7 @@ class Array(_Face):
                 "body, and pass it on as an argument"
             )
         if self.cached is None:
-            if not self.layout.slice.cluster.quirks.is_host_memory:
+            if not self.layout.slice.quirks.is_host_memory:
                 transfer_guard.check("device-to-host", ReadName(self), self)
             value = self._in_process()
             if value is not None:
@@ -295,8 +295,7 @@ class Array(_Face):
         if self.is_inline:
             data = self._read()
             return None if data is None else value_of(self.layout, data)
-        cluster = self.layout.slice.cluster
-        if not cluster.quirks.is_host_memory or self.nbytes > _SHOWN_BYTES:
+        if not self.layout.slice.quirks.is_host_memory or self.nbytes > _SHOWN_BYTES:
             return None
         value = self._in_process()
         return None if value is None else _jaxlib.from_physical(value, self.layout.dtype)

@@ -22,7 +22,6 @@ from pathways.compiler.schedule import model
 from pathways.compiler.trace import Traced
 from pathways.plan.binding import BoundProgram, host_plan
 from pathways.plan.memory_profile import Profile
-from pathways.quirks import quirks_of
 
 
 def lower_within_memory(
@@ -37,11 +36,11 @@ def lower_within_memory(
         What `compile_traced` raises.
     """
     topology = cluster.control().topology
-    on_host = quirks_of(topology.platform).is_host_memory
     temporaries: dict[str, int] | None = None
     registration = None  # holds what the hosts have compiled until the program is compiled for good
     while True:
         lowering = Lowering(traced, program, cluster, used)
+        on_host = lowering.slices()[0].quirks.is_host_memory
         if not topology.device_bytes:
             return lowering
         bound = lowering.bind()

@@ -78,7 +78,7 @@ class Lowering:
                 self.program,
                 tuple(slice_.binding.devices for slice_ in slices),
                 topology.devices_per_host,
-                topology.island_of_hosts if self.program.has_choices else (),
+                dict(enumerate(topology.island_of_hosts)) if self.program.has_choices else {},
             )
 
     def register(self) -> tuple[Registration, BoundProgram]:
@@ -489,7 +489,7 @@ def _compiled_one(
         for slice_ in used:
             remember(slice_)
         traced = trace(make(), [argument], {}, name=name)
-        options = Options(platforms=(session.lowering_platform,))
+        options = Options(platforms=(home.lowering_platform,))
         program = compile_traced(traced, options, default_mesh=home.mesh_spec)
         lowering = Lowering(traced, program, session, used)
         known = session.moves[key] = lowering.compile(tree_structure(((0,), {})))

@@ -16,7 +16,6 @@ from pathways.api.programs.registration import CompositeRegistration
 from pathways.compiler.ir import Computation, LogicalProgram
 from pathways.compiler.options import Options
 from pathways.plan.offloads import Curves, all_at_once
-from pathways.quirks import quirks_of
 
 #: Into how many loops a scan may be cut, so that what it saves can be offloaded piece by piece.
 _CHUNKS = (4, 8, 16, 32)
@@ -38,7 +37,7 @@ def within_memory(lowering: Lowering, options: Options, compile_: Callable[[Opti
         budgets.insert(0, options.offload)  # if it cannot keep to that, it is to run at least
     if not budgets or options.offload == "none" or lowering.program.callbacks:
         return lowering
-    on_host = quirks_of(topology.platform).is_host_memory
+    on_host = lowering.slices()[0].quirks.is_host_memory
     bound = lowering.bind()
     if not lowering.program.loops and max(all_at_once(bound).values(), default=0) <= _CLEARLY_FITS * budgets[0]:
         return lowering

@@ -441,7 +441,13 @@ class Program(Handle):
     @_jaxlib.outside_meshes
     def _partition(self, traced: Traced, cluster: Session, used: list[Slice]) -> Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
-        options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
+        kinds = sorted({each.lowering_platform for each in used}) or [cluster.home_slice().lowering_platform]
+        if len(kinds) > 1:
+            raise errors.ProgramError(
+                f"program {self._name!r} uses slices of several kinds of devices ({', '.join(kinds)}), but a program "
+                "is lowered for one: make a program for each, and pass arrays from one to the other with pw.device_put"
+            )
+        options = dataclasses.replace(self._options, platforms=tuple(kinds))
         return lower(traced, options, home, cluster, used, is_placed=self._home is not None)
 
     def __repr__(self) -> str:

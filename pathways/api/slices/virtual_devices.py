@@ -18,6 +18,7 @@ from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
 from pathways.plan.topology import SliceBinding
+from pathways.quirks import Quirks, quirks_of
 
 _numbers = itertools.count()
 #: Which part of an array: one range per dimension.
@@ -204,9 +205,24 @@ class Slice:
         return self.binding.island
 
     @property
+    def platform(self) -> str:
+        """What its devices are."""
+        return str(self.cluster.platform_of(self.binding.island))
+
+    @property
+    def quirks(self) -> Quirks:
+        """What its devices do differently."""
+        return quirks_of(self.platform)
+
+    @property
+    def lowering_platform(self) -> str:
+        """The platform for which its programs are lowered."""
+        return self.quirks.lowered_as or self.platform
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """The physical devices behind it now, in C order of its shape."""
-        by_number = self.cluster.devices
+        by_number = self.cluster.devices_by_number()
         return tuple(by_number[number] for number in self.binding.devices)
 
     def sharding(self, spec: PartitionSpec | None = None) -> SliceSharding:
@@ -256,9 +272,7 @@ class Slice:
 
     def __repr__(self) -> str:
         shape = " x ".join(f"{name}={size}" for name, size in self.mesh_spec.axes)
-        return (
-            f"Slice({self.mesh_spec.name}: {shape} on {self.cluster.platform} devices of island {self.binding.island})"
-        )
+        return f"Slice({self.mesh_spec.name}: {shape} on {self.platform} devices of island {self.binding.island})"
 
 
 class VirtualDeviceSet:
@@ -275,6 +289,7 @@ class VirtualDeviceSet:
         axis_names: Sequence[str] | None = None,
         axis_types: AxisType | Sequence[AxisType] | None = None,
         island: int | None = None,
+        kind: str | None = None,
     ) -> Slice:
         """A new slice of `devices` devices, or of a mesh of `shape` with named axes; contiguous in one island.
 
@@ -285,9 +300,10 @@ class VirtualDeviceSet:
             axis_types: `jax.sharding.AxisType.Auto` or `Explicit`, one for all axes or one per axis; `Auto` when not
                 given.
             island: on which island; the least loaded one when not given.
+            kind: what the devices are: a platform such as "cpu" or "cuda", or "gpu"; any when not given.
 
         Raises:
-            SliceError: there are not so many devices in one island; says what there is.
+            SliceError: there are not so many devices in one island, or none of that kind; says what there is.
         """
         if (devices is None) == (shape is None):
             raise errors.SliceError(
@@ -303,7 +319,7 @@ class VirtualDeviceSet:
         names = ("x", "y", "z")[: len(sizes)] if axis_names is None else tuple(axis_names)
         explicit = _explicit(names, axis_types)
         control = self.cluster.control()
-        return Slice(self.cluster, control.allocate_slice(sizes, names, island), explicit)
+        return Slice(self.cluster, control.allocate_slice(sizes, names, island, kind), explicit)
 
 
 def _explicit(names: tuple[str, ...], types: AxisType | Sequence[AxisType] | None) -> tuple[str, ...]:

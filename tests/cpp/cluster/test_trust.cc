@@ -74,10 +74,27 @@ TEST(Blocks, AHeaderMustFitWhatIsMapped) {
     for (const uint64_t wrong : {uint64_t{8}, uint64_t{1} << 40, UINT64_MAX, UINT64_MAX - 63}) {
       Segment segment = HostBlock::make(0, 4, {4096, 4096, 1u << 14}, true);
       EXPECT_NO_THROW(HostView{segment});
-      offsets(segment)[1 + field] = wrong;
+      offsets(segment)[2 + field] = wrong;
       EXPECT_THROW(HostView{segment}, Error) << field << " " << wrong;
     }
   }
+}
+
+TEST(Blocks, RingsAreOfTheHostsOfOneMachine) {
+  HostBlock::Sizes sizes{4096, 4096, 0};
+  sizes.first_peer = 1000;
+  Segment segment = HostBlock::make(1001, 3, sizes, false);
+  HostBlock* block = HostBlock::attach(segment);
+  const HostView view(segment);
+  for (const uint32_t peer : {1000u, 1001u, 1002u}) {
+    ASSERT_TRUE(view.has_ring_from(peer));
+    EXPECT_EQ(view.from(peer).ring(), block->ring_from(peer));
+  }
+  for (const uint32_t peer : {0u, 999u, 1003u, UINT32_MAX}) {
+    EXPECT_FALSE(view.has_ring_from(peer));
+    EXPECT_THROW((void)view.from(peer), Error);
+  }
+  EXPECT_LT(segment.size(), 8u * 4096) << "no rings from hosts of other machines";
 }
 
 TEST(Blocks, PartsMustFitWhatIsMapped) {

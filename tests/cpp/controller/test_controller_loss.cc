@@ -390,4 +390,41 @@ TEST_F(Loss, WhileItRuns) {
 }
 
 }  // namespace
+
+/// A host without a block at the start counts as lost: what needs it waits until it comes.
+TEST(AbsentHosts, ComeLater) {
+  Segment controller_segment = ControllerBlock::make(false);
+  ControllerBlock* block = ControllerBlock::attach(controller_segment);
+  PlayedHost first(0, 2, block), second(1, 2, block);
+  Controller::Options options{.budgets = std::vector<uint64_t>(2 * 3 + 3, 100), .devices = 2 * 3};
+  options.host_ring_bytes = 4096;
+  options.clock = test_clock;
+  EXPECT_EQ(options.name_of_space(3), "device 3 of host 1");
+  EXPECT_EQ(options.name_of_space(8), "host 2's memory for transfers");
+  RawClient memory;
+  Client client(Client::Options{.id = 0, .window = 8, .clock = test_clock}, memory.block, block);
+  Controller controller(std::move(options), block, {HostView(first.block), HostView(), HostView()});
+  controller.add_group(1, {0});
+  controller.add_group(2, {0, 1});
+  controller.add_client(0, memory.block);
+  const auto pass = [&] {
+    while (controller.step() != 0) {
+    }
+  };
+  uint64_t result = 0;
+  ASSERT_EQ(client.submit({5, 1, {1}}, {}, &result), Status::kOk);
+  ASSERT_EQ(client.submit({5, 2, {2}}, {}, &result), Status::kOk);
+  pass();
+  first.done(first.next_run());
+  pass();
+  EXPECT_TRUE(first.next().empty()) << "its gang is not whole";
+  EXPECT_THROW(controller.lose_hosts({1}, "again"), Error);
+  controller.restore_host(1, HostView(second.block));
+  pass();
+  EXPECT_EQ(first.next_run().tag, second.next_run().tag);
+  EXPECT_EQ(controller.stats(2).gangs.size(), 2u);
+  EXPECT_EQ(controller.stats(2).live_bytes.size(), 2 * 2 + 2u) << "of the first two hosts";
+  EXPECT_EQ(controller.stats().live_bytes.size(), 2 * 3 + 3u);
+}
+
 }  // namespace pathways::test::test_controller_loss

@@ -194,22 +194,31 @@ def test_errors_keep_their_class_across_the_wire() -> None:
 def test_configurations_survive_the_command_line() -> None:
     cluster = ControllerConfig(ClusterOptions(2, 2, 2, "cpu"), "cpu", "/d", 1, 2, 3)
     assert config.load_controller(config.dump(cluster)) == cluster
-    host = HostConfig(3, cluster.options, "cpu", "unix:/a", "unix:/c", parent=1, segment_fds=(5, 6), socket_fd=7)
+    host = HostConfig(
+        3, cluster.options, "cpu", "unix:/a", "unix:/c", (2, 3), 2, parent=1, segment_fds=(5, 6), socket_fd=7
+    )
     assert config.load_host(config.dump(host)) == host
-    assert host.rank == 1 and host.options.island_hosts(3) == (2, 3) and host.devices == range(6, 8)
+    assert host.rank == 1 and host.devices == range(6, 8) and host.hosts_here == 4
+    assert dataclasses.replace(host, device_count=1).devices == range(6, 7)
     far = dataclasses.replace(host, segment_fds=(), streams=("a@h:1", None, ""), epochs=(3, 0, -1))
     assert config.load_host(config.dump(far)) == far
 
 
 def test_an_agent_gets_the_configuration_of_its_host() -> None:
     options = ClusterOptions(3, 2, 1, "cpu")
-    host = HostConfig(3, options, "cpu", incarnation=2, predecessor_failure="lost", predecessor_client=5, machine=2)
+    host = HostConfig(
+        3, options, "cpu", "", "", (2, 3), incarnation=2, predecessor_failure="lost", predecessor_client=5, machine=2
+    )
     host = dataclasses.replace(host, streams=("a@h:1", "", None, None, "", "b@h:2"), epochs=(3, -1, 2, 2, -1, 0))
     request = island.start_of(host, "secret")
-    assert request.token == "secret" and island.config_of(request, options, "cpu", [2, 3]) == host
+    assert request.token == "secret" and island.config_of(request, options, "cpu", [2, 3], [2, 3], 1) == host
     assert [peer.host for peer in request.peers] == [0, 5], "hosts that are not there take no bytes"
-    alone = HostConfig(0, ClusterOptions(1, 1, 1, "cpu"), "cpu", machine=1, streams=(None,), epochs=(0,))
-    assert island.config_of(island.start_of(alone, ""), alone.options, "cpu", [0]) == alone
+    alone = HostConfig(0, ClusterOptions(1, 1, 1, "cpu"), "cpu", "", "", (0,), machine=1, streams=(None,), epochs=(0,))
+    assert island.config_of(island.start_of(alone, ""), alone.options, "cpu", [0], [0], 1) == alone
+    later = HostConfig(
+        1, ClusterOptions(0, 1, 8, max_machines=4), "cpu", "", "", (1,), 5, streams=("a@h:1", None), epochs=(0, 0)
+    )
+    assert island.config_of(island.start_of(later, ""), later.options, "cpu", [1], [1], 5) == later, "hosts so far"
 
 
 # -- processes -----------------------------------------------------------------------------------------------------

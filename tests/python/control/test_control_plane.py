@@ -374,7 +374,7 @@ def test_a_cluster_can_be_looked_at_without_joining(shared: LocalClusterHandle) 
 
 
 def test_who_waits_for_hosts_asks_none_of_them(shared: LocalClusterHandle) -> None:
-    assert shared.control.hosts_there() == len(shared.control.cluster_stats()["hosts"])
+    assert len(shared.control.hosts_there()) == len(shared.control.cluster_stats()["hosts"])
     channel = shared.control._stub
     reply = shared.control._call(channel.Stats, pb.StatsRequest(brief=True))
     assert [(host.state, host.HasField("counts")) for host in reply.hosts] == [("up", False)] * len(reply.hosts)

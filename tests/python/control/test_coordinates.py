@@ -103,7 +103,7 @@ def test_a_host_that_jax_numbers_otherwise(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pathways._jaxlib.drop_tracebacks", lambda: None)
     monkeypatch.setattr(jax, "devices", lambda: both)
     monkeypatch.setattr(jax, "local_devices", lambda: both[1:])
-    config = HostConfig(0, ClusterOptions(1, 2, 1), "cpu", segment_fds=(-1, -1))
+    config = HostConfig(0, ClusterOptions(1, 2, 1), "cpu", "", "", (0, 1), segment_fds=(-1, -1))
     with pytest.raises(RuntimeError, match="host 0 is number 0 of its island, but JAX calls it process"):
         start_jax_driver(config, [], None, lambda: None)
 

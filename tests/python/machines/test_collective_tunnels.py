@@ -66,7 +66,7 @@ class Island:
         tell_ports(self.config(0), [1, self.near])
 
     def config(self, host: int) -> HostConfig:
-        return HostConfig(host, ClusterOptions(1, 2, 1), tell_ports=self.paths[host])
+        return HostConfig(host, ClusterOptions(1, 2, 1), island=(0, 1), tell_ports=self.paths[host])
 
     def dial(self, **changes: Any) -> socket.socket:
         """As m0's agent does for host 0, which calls host 1."""
