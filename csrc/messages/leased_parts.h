@@ -1,5 +1,5 @@
-/// What each host needs of the block that a put leases. The client says it behind the block's bytes, so that it crosses
-/// a far client's link with them, and no command carries it to each host.
+/// What each host needs of the block that a put leases. The client says it behind the block's bytes, so that it goes
+/// where they go, and no command carries it to each host.
 #pragma once
 
 #include <cstdint>
