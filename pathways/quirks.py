@@ -30,6 +30,8 @@ class Quirks:
     has_links: bool = False
     #: Collectives run on threads of the process: they need enough of them, and give up when one waits for long.
     collects_on_threads: bool = False
+    #: Collectives with other hosts (gloo) listen at the address that they are given, so an agent can carry them.
+    collects_by_address: bool = False
     #: XLA's target for callbacks to Python; None: JAX's own way.
     callback_target: str | None = None
     #: The name by which StableHLO is lowered for it; None: the platform's own.
@@ -45,6 +47,7 @@ _CPU = Quirks(
     is_host_memory=True,
     copies_scalars=False,
     collects_on_threads=True,
+    collects_by_address=True,
     callback_target="xla_ffi_python_cpu_callback",
 )
 _GPU = Quirks(callback_target="xla_ffi_python_gpu_callback")

@@ -82,35 +82,34 @@ void register_controller(py::module_& m) {
            }),
            "weight"_a = 1.0, "priority"_a = 0, "memory"_a = 0, "waits"_a = false, "runs"_a = 0, "bytes"_a = 0);
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(
-          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
-                      std::vector<std::string> spaces, py::object status, PolicyKind policy, uint32_t devices,
-                      uint32_t host_ring_bytes, bool asks_for_room, bool ends_hosts_with_faults,
-                      std::shared_ptr<LinkPool> pool) {
-            ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
-            return std::make_unique<BoundController>(
-                Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
-                Controller::Options{.window = window,
-                                    .budgets = std::move(budgets),
-                                    .spaces = std::move(spaces),
-                                    .devices = devices,
-                                    .host_ring_bytes = host_ring_bytes,
-                                    .knows_plans = true,
-                                    .policy = policy,
-                                    .asks_for_room = asks_for_room,
-                                    .readers = readers,
-                                    .ends_hosts_with_faults = ends_hosts_with_faults});
-          }),
-          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-          "spaces"_a = std::vector<std::string>{}, "status"_a = py::none(), "policy"_a = PolicyKind::kFifo,
-          "devices"_a = UINT32_MAX, "host_ring_bytes"_a = 0, "asks_for_room"_a = false,
-          "ends_hosts_with_faults"_a = false, "pool"_a = nullptr,
-          "`hosts`: their segments; None: it comes later, and counts as lost. `budgets`: bytes of memory by memory "
-          "space: devices, then hosts' memory for transfers; `spaces`: their names, where they are not numbers. "
-          "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
-          "`host_ring_bytes`: of the rings of hosts that come later. "
-          "`ends_hosts_with_faults`: who starts the hosts calls `take_faults`. `pool`: all hosts are on other "
-          "machines, and its links read the rings to them.")
+      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
+                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, py::object status,
+                       PolicyKind policy, uint32_t devices, uint32_t host_ring_bytes, bool asks_for_room,
+                       bool ends_hosts_with_faults, std::shared_ptr<LinkPool> pool) {
+             ReadyBell* readers = pool == nullptr ? nullptr : &pool->hosts();
+             return std::make_unique<BoundController>(
+                 Memory{std::move(segment), std::move(status), std::move(pool), std::move(hosts)},
+                 Controller::Options{.window = window,
+                                     .budgets = std::move(budgets),
+                                     .spaces = std::move(spaces),
+                                     .devices = devices,
+                                     .host_ring_bytes = host_ring_bytes,
+                                     .knows_plans = true,
+                                     .policy = policy,
+                                     .asks_for_room = asks_for_room,
+                                     .readers = readers,
+                                     .ends_hosts_with_faults = ends_hosts_with_faults});
+           }),
+           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+           "spaces"_a = std::vector<std::string>{}, "status"_a = py::none(), "policy"_a = PolicyKind::kFifo,
+           "devices"_a = UINT32_MAX, "host_ring_bytes"_a = 0, "asks_for_room"_a = false,
+           "ends_hosts_with_faults"_a = false, "pool"_a = nullptr,
+           "`hosts`: their segments; None: it comes later, and counts as lost. `budgets`: bytes of memory by memory "
+           "space: devices, then hosts' memory for transfers; `spaces`: their names, where they are not numbers. "
+           "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices. "
+           "`host_ring_bytes`: of the rings of hosts that come later. "
+           "`ends_hosts_with_faults`: who starts the hosts calls `take_faults`. `pool`: all hosts are on other "
+           "machines, and its links read the rings to them.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def(
@@ -280,8 +279,9 @@ void register_controller(py::module_& m) {
             return py::make_tuple(py::bytes(reinterpret_cast<const char*>(taken.records.data()), bytes), taken.dropped);
           },
           "The records of the trace so far (dispatch/order_trace.h), and how many were dropped.")
-      .def("stats", [](BoundController& c, uint32_t hosts) { return stats_dict(c.stats(hosts)); },
-           "hosts"_a = UINT32_MAX, "What it counts; by host and by memory space: of the first so many hosts.")
+      .def(
+          "stats", [](BoundController& c, uint32_t hosts) { return stats_dict(c.stats(hosts)); },
+          "hosts"_a = UINT32_MAX, "What it counts; by host and by memory space: of the first so many hosts.")
       .def_property_readonly("address",
                              [](BoundController& c) { return reinterpret_cast<size_t>(static_cast<Controller*>(&c)); });
 }

@@ -20,11 +20,11 @@ struct ReadyBell;
 inline constexpr size_t kMostReleases = 64;  ///< handles in one command of the controller that releases them
 
 struct ControllerOptions {
-  uint32_t window = 256;            ///< most runs that are granted to one host and not done there
-  std::vector<uint64_t> budgets{};  ///< bytes per memory space: devices by number, then hosts' memory for transfers
+  uint32_t window = 256;              ///< most runs that are granted to one host and not done there
+  std::vector<uint64_t> budgets{};    ///< bytes per memory space: devices by number, then hosts' memory for transfers
   std::vector<std::string> spaces{};  ///< their names, for errors; what has none is called by its number
   uint32_t devices = UINT32_MAX;      ///< so many of the memory spaces are devices, which clients' quotas count
-  uint32_t host_ring_bytes = 0;     ///< of the rings of hosts that come later; 0: all hosts are there at first
+  uint32_t host_ring_bytes = 0;       ///< of the rings of hosts that come later; 0: all hosts are there at first
   std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< see MEM-3 in admission_queue.h
   /// Every plan is registered with `register_plan`, and its memory with `set_plan_memory`, before its first run; a
   /// client that runs any other plan is evicted (MEM-6). False where a test takes the part of client and hosts.

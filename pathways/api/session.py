@@ -216,7 +216,7 @@ class Session:
     def _parts(self, placed: Placement, hosts: Sequence[int]) -> bytes:
         """What each of `hosts` needs of an array's bytes, if they may be on several machines, and not all need all."""
         topology = self._control.topology
-        if len(hosts) == 1 or len(placed.replicas) == 1 or not any(topology.machines):
+        if len(hosts) == 1 or len(placed.replicas) == 1 or not topology.is_spread:
             return b""
         pieces = placed.pieces(topology.devices_per_host)
         return payloads.leased_parts(pieces) if len(pieces) <= payloads.MOST_LEASED_PARTS else b""

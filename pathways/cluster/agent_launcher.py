@@ -14,6 +14,7 @@ from pathways.process import environment, run_directory
 from pathways.process.children import Deadline
 from pathways.process.config import ClusterOptions
 from pathways.process.supervised import Supervised
+from pathways.quirks import quirks_of
 from pathways.trust import certificate_in, check_name
 
 JOIN_TIMEOUT_S = 30.0
@@ -69,7 +70,7 @@ class AgentHandle:
                 "certificates. Leave out --fabric, or --insecure-plaintext"
             )
         place = None if fabric is None else find_fabric(fabric, trusted_fabric)
-        if place == LINK and chosen != "cpu":
+        if place == LINK and not quirks_of(chosen).collects_by_address:
             raise errors.OptionError(
                 f"--fabric link carries the collectives of CPU devices, and this machine's are of {chosen}: name a "
                 "network, such as one of WireGuard"

@@ -20,9 +20,10 @@ from pathways.cluster.drain_target import DrainTarget
 from pathways.plan.topology import Topology
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[MachineCluster]:
-    with MachineCluster(1, 1, 8, max_machines=6, agents=0) as cluster:
+    """Nobody has joined it."""
+    with MachineCluster(1, 1, 8, max_machines=3, agents=0) as cluster:
         yield cluster
 
 
@@ -87,29 +88,32 @@ def test_machines_bring_islands_of_any_shape(cluster: MachineCluster) -> None:
 
 def test_a_slice_moves_to_an_island_that_came_later(cluster: MachineCluster) -> None:
     with pw.connect(cluster.address) as client:
-        client.wait_for(14, START_S)
-        moved = slice_of(client, 2, island=1)
+        first = joined(cluster, "two", hosts=2, devices_per_host=1)
+        client.wait_for(2, START_S)
+        moved = slice_of(client, 2, island=first)
         x = pw.device_put(np.arange(8.0, dtype=np.float32), moved, P("x"))
         f = pw.jit(doubled_sum, devices=moved)
         before = np.asarray(f(x))
         number = joined(cluster, "four", hosts=1, devices_per_host=2)
-        client.wait_for(16, START_S)
+        client.wait_for(4, START_S)
         later = [device for device in client.devices if device.island == number]
         client.remap(moved, later)
         assert moved.devices == tuple(later)
         np.testing.assert_array_equal(np.asarray(f(x)), before)
-        client.remap(moved, [device for device in client.devices if device.island == 1])
-        operator.drain(cluster.address + "/control.sock", DrainTarget.of(island=1), 60.0, False)
-        assert moved.island != 1
+        client.remap(moved, [device for device in client.devices if device.island == first])
+        operator.drain(cluster.address + "/control.sock", DrainTarget.of(island=first), 60.0, False)
+        assert moved.island == number
         np.testing.assert_array_equal(np.asarray(f(x)), before)
-        operator.undrain(cluster.address + "/control.sock", DrainTarget.of(island=1))
+        operator.undrain(cluster.address + "/control.sock", DrainTarget.of(island=first))
 
 
 def test_an_island_comes_back_with_its_number(cluster: MachineCluster) -> None:
     """Its machine leaves; a machine that brings the same shape takes its place, and what waited there goes on."""
     with pw.connect(cluster.address) as client:
-        client.wait_for(16, START_S)
-        there = slice_of(client, 8, island=2)
+        number = joined(cluster, "three", hosts=2, devices_per_host=4)
+        joined(cluster, "one", hosts=1, devices_per_host=4)
+        client.wait_for(12, START_S)
+        there = slice_of(client, 8, island=number)
         f = pw.jit(doubled_sum, devices=there)
         x = pw.device_put(np.arange(8.0, dtype=np.float32), there, P("x"))
         np.asarray(f(x))
@@ -119,7 +123,7 @@ def test_an_island_comes_back_with_its_number(cluster: MachineCluster) -> None:
                 np.asarray(f(x))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waits = pool.submit(check, client, there)
-            assert joined(cluster, "five", hosts=2, devices_per_host=4) == 2
+            assert joined(cluster, "five", hosts=2, devices_per_host=4) == number
             waits.result(START_S)
         with pytest.raises(errors.HostLostError):
             np.asarray(f(x))
@@ -127,11 +131,13 @@ def test_an_island_comes_back_with_its_number(cluster: MachineCluster) -> None:
 
 def test_who_does_not_fit_is_told(cluster: MachineCluster) -> None:
     with pw.connect(cluster.address) as client:
+        joined(cluster, "one", hosts=1, devices_per_host=4)
+        client.wait_for(4, START_S)
         before = client.islands
         refused(
             cluster, "wide", "brings 1 hosts of 9 devices, but a host of this cluster has 8 at most", devices_per_host=9
         )
-        refused(cluster, "lost", "no island 99: the cluster has islands 0..3", island="99")
+        refused(cluster, "lost", "no island 99: the cluster has islands 0..0", island="99")
         pod = {"island": "pod", "fabric": "127.0.0.1"}
         refused(cluster, "few", "brings 2 hosts of an island of 1", hosts=2, island_hosts=1, **pod)
         refused(cluster, "part", "1 of the 2 hosts of an island: start it with --island NAME", island_hosts=2)
@@ -145,9 +151,9 @@ def test_who_does_not_fit_is_told(cluster: MachineCluster) -> None:
         )
         refused(cluster, "many", "has places for 1 hosts, and the agent brings 2", hosts=2, devices_per_host=2, **pod)
         joined(cluster, "rest", devices_per_host=2, **pod)
-        client.wait_for(20, START_S)
+        client.wait_for(8, START_S)
         check(client, slice_of(client, 4, island=len(before)))
-        refused(cluster, "last", "6 machines have joined, which is the most")
+        refused(cluster, "last", "3 machines have joined, which is the most")
         with pytest.raises(errors.SliceError, match="a slice of 'tpu' devices was asked for, but the cluster has: cpu"):
             slice_of(client, 1, kind="tpu")
 

@@ -215,6 +215,7 @@ def test_a_wrong_count_of_gangs(scene: Scene) -> None:
     call = pw.jit(lambda x: x + 1, devices=there)
     np.testing.assert_array_equal(np.asarray(call(X)), X + 1)
     scene.change(kind=RUN_DONE, at=16, bytes=struct.pack("<II", 1, 2).hex())
+    eventually(lambda: not os.path.exists(f"{scene.frames}.change"), "the agent has read what to change")
     call(X)
     eventually(lambda: f"host {scene.host} launched 1 of the 2 gangs" in scene.log(), "the machine is evicted")
     scene.check()
