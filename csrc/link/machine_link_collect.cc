@@ -123,15 +123,15 @@ bool MachineLink::lease(uint32_t number, std::span<std::byte> bytes, FrameWriter
 
 /// The pieces of a put's block that some of these hosts need. A client that says nonsense sends all of it.
 std::vector<BlockPiece> MachineLink::needed(const CommandRecord& record, std::vector<uint32_t> hosts) {
-  const std::vector<BlockPiece> all{{0, record.lease_bytes}};
+  const BlockPiece all{0, record.lease_bytes};
   std::vector<LeasedPart> parts(record.lease_parts);
   const auto said = std::as_writable_bytes(std::span(parts));
-  if (parts.empty() || !hub_.read(record.header.client, record.lease_at, record.lease_bytes, said)) return all;
+  if (parts.empty() || !hub_.read(record.header.client, record.lease_at, record.lease_bytes, said)) return {all};
   std::ranges::sort(hosts);
   std::ranges::sort(parts, {}, &LeasedPart::at);
   std::vector<BlockPiece> pieces;
   for (const auto& [host, reserved, at, bytes] : parts) {
-    if (at > record.lease_bytes || bytes > record.lease_bytes - at) return all;
+    if (at > record.lease_bytes || bytes > record.lease_bytes - at) return {all};
     if (!std::ranges::binary_search(hosts, host)) continue;
     const uint64_t end = pieces.empty() ? 0 : pieces.back().at + pieces.back().bytes;
     if (pieces.empty() || at > end) {
