@@ -159,9 +159,9 @@ cdef class Host:
 
     def replace_peers(self, list successors not None):
         """Lost peers have successors: of each the peer's number, its segment, its epoch, the number of the loss, and
-        whether bytes go there through a stream. The segment is None when the successor is beyond
-        the machine's link. Returns when this host no longer uses the predecessors' memory: by peer, the exception of a
-        successor that it refuses, and keeps as lost.
+        whether bytes go there through a stream. The segment is None when the successor is beyond the machine's link.
+        Returns when this host no longer uses the predecessors' memory: by peer, the exception of a successor that it
+        refuses, and keeps as lost.
         """
         from time import sleep
         cdef dict refused = {}

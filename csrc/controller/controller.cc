@@ -277,14 +277,17 @@ ControllerStats Controller::snapshot(uint32_t hosts) const {
   stats.unread = inbox_.unread();
   stats.charged = shares_.charged();
   const Admission& admission = ledger_.admission();
-  const SpaceId devices = std::min(options_.devices, admission.space_count());
-  const auto is_of_them = [&](SpaceId space) {
-    return space < devices ? space < devices / hosts_.count() * hosts : space - devices < hosts;
+  const auto tell = [&](SpaceId first, SpaceId count) {
+    for (SpaceId space = first; space < first + count; ++space) {
+      stats.live_bytes.push_back(admission.live(space));
+      stats.high_water.push_back(admission.high_water(space));
+    }
   };
-  for (SpaceId space = 0; space < admission.space_count(); ++space) {
-    if (hosts < hosts_.count() && !is_of_them(space)) continue;
-    stats.live_bytes.push_back(admission.live(space));
-    stats.high_water.push_back(admission.high_water(space));
+  if (hosts == hosts_.count() || options_.devices >= admission.space_count()) {
+    tell(0, admission.space_count());
+  } else {  // without a walk through the spaces of hosts that may never come
+    tell(0, options_.devices / hosts_.count() * hosts);
+    tell(options_.devices, hosts);
   }
   return stats;
 }

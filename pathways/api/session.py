@@ -50,7 +50,7 @@ class Session:
         self._placement_numbers = itertools.count(1)
         self._lock = threading.RLock()
         topology = control.topology
-        self._devices: tuple[Any, dict[int, Device]] = (None, {})  # by number, of the topology that comes before
+        self._devices: tuple[Any, dict[int, Device]] = (None, {})  # a topology, and its devices by number
         self.platform: str = topology.platform
         self.is_embedded = is_embedded
         liveness = None if self.is_embedded else control.check

@@ -64,7 +64,7 @@ def start_local_cluster(
     Raises:
         ConnectError: the cluster could not start; the message has the reason, and the last log lines of the process
             that failed.
-        ValueError: a size is not a positive int, or there is a shape although there is none.
+        ValueError: a size is not a positive int, or a shape is given beside `max_machines`.
         OptionError: an allowance for clients is out of range, or `checkpoint_root` is no folder.
     """
     check_budget("device_memory", sizes.get("device_memory"))

@@ -190,7 +190,7 @@ class Placement:
         return all(self._of[host] is not self._free for host in hosts)
 
     def grow(self, hosts: int) -> None:
-        """There are so many places more, which nobody has."""
+        """Adds so many places, which nobody has."""
         self._of += [self._free] * hosts
 
     def fill(self, hosts: Iterable[int], machine: Machine) -> None:

@@ -40,9 +40,9 @@ def lower_within_memory(
     registration = None  # holds what the hosts have compiled until the program is compiled for good
     while True:
         lowering = Lowering(traced, program, cluster, used)
-        on_host = lowering.slices()[0].quirks.is_host_memory
         if not topology.device_bytes:
             return lowering
+        on_host = lowering.slices()[0].quirks.is_host_memory
         bound = lowering.bind()
         needs = needed_bytes(bound, temporaries or {}, on_host)
         if all(need <= topology.device_bytes for need in needs.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import weakref
@@ -204,12 +205,12 @@ class Slice:
         """The number of the island that it lies on now. What goes from an island to another passes host memory."""
         return self.binding.island
 
-    @property
+    @functools.cached_property
     def platform(self) -> str:
-        """What its devices are."""
+        """What its devices are. It never changes, because a slice moves to devices of its own kind only."""
         return str(self.cluster.platform_of(self.binding.island))
 
-    @property
+    @functools.cached_property
     def quirks(self) -> Quirks:
         """What its devices do differently."""
         return quirks_of(self.platform)

@@ -121,7 +121,7 @@ def test_a_put_keeps_only_the_block_that_its_array_needs(cluster: Any, mine: Any
 
 def test_placements_that_make_no_sense(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
-    number = cluster.placement(layout).number + 1000  # one that this session has not given out
+    number = cluster.placement(layout).number + 1000  # none of the connection's own
     good = payloads.define(number, mine.slice.placed(layout.cache))
     fields = json.loads(good[1:])
     first = fields["devices"][0]

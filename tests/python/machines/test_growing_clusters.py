@@ -72,6 +72,8 @@ def test_machines_bring_islands_of_any_shape(cluster: MachineCluster) -> None:
         third = joined(cluster, "three", hosts=2, devices_per_host=4)
         client.wait_for(14, START_S)
         assert [len(hosts) for hosts in client.islands] == [1, 2, 2] and len(client.devices) == 14
+        told = client.stats()["controller"]
+        assert len(told["gangs"]) == 5 and len(told["live_bytes"]) == 5 * 8 + 5, "devices, then memory for transfers"
         large = slice_of(client, 8)
         assert (small.island, large.island) == (first, third)
         check(client, large)
