@@ -54,6 +54,7 @@ class Settings:
     agents: int = option(256, "Modelled machines that join from this one.")
     hosts_per_agent: int = option(1, "Hosts of each modelled machine.")
     devices_per_host: int = option(1, "Of each host.")
+    relays: int = option(0, "Of the machines, so many carry the links of the others.", least=0)
     runs: int = option(1000, "Pipelined runs of a measurement.")
     repeats: int = option(3, "How often each is measured.")
     idle_seconds: float = option(10.0, "How long the idle controller is watched.", least=0)
@@ -153,7 +154,7 @@ class _Measured:
 
     def _join(self, machines: Child, cluster: Any) -> dict[str, Any]:
         settings, cpu, theirs = self._settings, self._cpu(), cpu_seconds([machines.pid])
-        begin = machines.ask("dial", timeout=_LONGEST_S)
+        begin = machines.ask("dial", settings.relays, timeout=_LONGEST_S)
         cluster.wait_for(settings.hosts * settings.devices_per_host, _JOIN_S)
         taken = time.monotonic() - begin
         cpu, theirs = self._cpu() - cpu, cpu_seconds([machines.pid]) - theirs
@@ -298,8 +299,8 @@ def make(settings: Settings, measured: dict[str, Any]) -> Report:
     tables = [
         Table(
             "Cluster",
-            ("agents", "hosts", "joined again", "idle %"),
-            [(settings.agents, settings.hosts, join["begun_again"], measured["idle"]["percent"])],
+            ("agents", "relays", "hosts", "joined again", "idle %"),
+            [(settings.agents, settings.relays, settings.hosts, join["begun_again"], measured["idle"]["percent"])],
         ),
         Table("Once", ("what", "s", "controller's CPU s", "machines' CPU s"), phases),
         Table(

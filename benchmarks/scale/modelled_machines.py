@@ -6,6 +6,9 @@ pathways/host have them. What is modelled: hosts are no processes, their devices
 programs are planned, but not compiled. One event loop serves all, because the machines share the cores with the
 controller that is measured. One more thread serves their sockets (pathways/transport).
 
+Of relays the link to the controller is real, and what goes over it; what goes on from a relay to a machine that it
+carries goes through memory, because both are in this process.
+
 It answers "prepare", which trades a token for the certificates; "dial", after which the machines join; "stats".
 """
 
@@ -30,6 +33,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from pathways import _native, errors
 from pathways.agent.island import config_of
+from pathways.agent.ways import OpenLink, Ways
 from pathways.plan.binding import BoundProgram, HostPlan, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 from pathways.process.config import ClusterOptions, HostConfig
@@ -278,6 +282,10 @@ class Machine:
         self._site = site
         self._name = name
         self._dial = functools.partial(dial_answered, site.address, credentials)
+        self._ways = Ways(self._dial, None, None, True)
+        #: The relay that it is, and that which carries it.
+        self.relay: ModelledRelay | None = None
+        self.via: ModelledRelay | None = None
         self._path = os.path.join(site.directory, f"{name}.sock")
         self._island: Island | None = None
         self.begun_again: list[str] = []  # why, each time
@@ -285,6 +293,28 @@ class Machine:
     def launches(self) -> int:
         """See `Island.launches`."""
         return 0 if self._island is None else self._island.launches()
+
+    def becomes_relay(self) -> ModelledRelay:
+        """Makes it a relay."""
+        self.relay = ModelledRelay(self._name, self._dial, self._site.sockets)
+        return self.relay
+
+    def _open(self) -> OpenLink:
+        hello: dict[str, Any] = {
+            "hosts": self._site.hosts,
+            "devices_per_host": self._site.devices_per_host,
+            "platform": "cpu",
+            "jax": importlib.metadata.version("jax"),
+            "jaxlib": importlib.metadata.version("jaxlib"),
+            "ports": [_PORT] * self._site.hosts,
+            "island": None,
+        }
+        if self.via is None:
+            return self._ways.open(**hello)
+        sending, welcome = self._dial("link-up", via=self.via.name, **hello)
+        self.via.expect(welcome["carried"][0])
+        receiving, _ = self._dial("link-down", session=welcome["session"])
+        return OpenLink(welcome, sending, receiving, self.via.name)
 
     async def run(self) -> None:
         """Joins, and joins again when its link has broken."""
@@ -299,24 +329,15 @@ class Machine:
     async def _serve(self) -> str:
         """Serves one controller until the link breaks; returns why it did."""
         async with contextlib.AsyncExitStack() as stack:
-            sending, welcome = await asyncio.to_thread(
-                self._dial,
-                "link-up",
-                hosts=self._site.hosts,
-                devices_per_host=self._site.devices_per_host,
-                platform="cpu",
-                jax=importlib.metadata.version("jax"),
-                jaxlib=importlib.metadata.version("jaxlib"),
-                ports=[_PORT] * self._site.hosts,
-                island=None,
-            )
-            stack.callback(sending.close)
-            receiving, _ = await asyncio.to_thread(self._dial, "link-down", session=welcome["session"])
-            stack.callback(receiving.close)
+            opened = await asyncio.to_thread(self._open)
+            welcome = opened.welcome
+            stack.callback(opened.sending.close)
+            stack.callback(opened.receiving.close)
             reports: asyncio.Queue[pb_agent.AgentReport] = asyncio.Queue()
             hub = _native.LinkHub()
-            native = hub.open_link(False)
+            native, on_wire = opened.join(_native, hub, None)
             stack.callback(native.close)
+            stack.callback(on_wire.close)
             island = self._island = Island(
                 self._path,
                 ClusterOptions(**welcome["options"]),
@@ -328,9 +349,15 @@ class Machine:
                 lambda **what: reports.put_nowait(pb_agent.AgentReport(**what)),
             )
             stack.callback(island.end)
-            link = _LinkEnd(native, self._site.sockets, sending, receiving, island.step)
+            link: _LinkEnd | _Branch
+            if self.via is None:
+                link = _LinkEnd(on_wire, self._site.sockets, opened.sending, opened.receiving, island.step)
+            else:
+                link = self.via.add(welcome["carried"][0], on_wire, island.step)
             stack.callback(link.close)
             beats = stack.enter_context(_task(link.beat()))
+            if self.relay is not None:
+                await self.relay.open(stack)
             tunnels = TunnelServer(self._site.sockets, self._path, lambda: self._dial("control")[0])
             stack.callback(os.unlink, self._path)
             stack.callback(tunnels.close)
@@ -379,7 +406,7 @@ class _LinkEnd:
 
     def __init__(
         self,
-        link: _native.MachineLink,
+        link: _native.Link,
         sockets: Loop,
         sending: socket.socket,
         receiving: socket.socket,
@@ -416,6 +443,65 @@ class _LinkEnd:
             self._out.send(_BUFFER[:count])
 
 
+class _Branch:
+    """The same of a machine that a relay carries."""
+
+    def __init__(self, branch: _native.RelayLink, end: _native.Carrier, step: Callable[[], None]) -> None:
+        self._branch, self._end, self._step = branch, end, step
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # of its relay, which is not lost
+
+    def close(self) -> None:
+        """Ends it."""
+        self._branch.close()
+
+    async def beat(self) -> None:
+        """Its relay does it."""
+        await asyncio.get_running_loop().create_future()
+
+    def work(self) -> None:
+        """Takes what its relay has for it, and says what it has to say."""
+        while count := self._branch.collect(_BUFFER):
+            self._end.deliver(_BUFFER[:count])
+        self._step()
+        while count := self._end.collect(_BUFFER):
+            self._branch.deliver(_BUFFER[:count])
+
+
+class ModelledRelay:
+    """What is modelled of a relay: the trunk, as `pathways/agent/relay.py` has it."""
+
+    def __init__(self, name: str, dial: Callable[..., tuple[socket.socket, dict[str, Any]]], sockets: Loop) -> None:
+        self.name = name
+        self._dial, self._sockets = dial, sockets
+        self._hub = _native.RelayHub()
+        self._expected: dict[int, _native.RelayLink] = {}
+        self._branches: dict[int, _Branch] = {}
+        self.is_open = asyncio.Event()
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> None:
+        """Opens the trunk, which ends with the stack."""
+        sending, welcome = await asyncio.to_thread(self._dial, "trunk-up", port=_PORT)
+        receiving, _ = await asyncio.to_thread(self._dial, "trunk-down", session=welcome["session"])
+        trunk = _LinkEnd(self._hub.open_trunk(), self._sockets, sending, receiving, self._work)
+        for close in (sending.close, receiving.close, trunk.close):
+            stack.callback(close)
+        stack.enter_context(_task(trunk.beat()))
+        self.is_open.set()
+
+    def expect(self, number: int) -> None:
+        """A machine is about to come. The controller sends for it soon."""
+        self._expected[number] = self._hub.open_branch(number)
+
+    def add(self, number: int, end: _native.Carrier, step: Callable[[], None]) -> _Branch:
+        """Carries a machine."""
+        self._branches[number] = _Branch(self._expected.pop(number), end, step)
+        return self._branches[number]
+
+    def _work(self) -> None:
+        for branch in self._branches.values():
+            branch.work()
+
+
 async def _outgoing(reports: asyncio.Queue[Any]) -> AsyncIterator[Any]:
     while True:
         yield await reports.get()
@@ -439,10 +525,18 @@ class Machines:
             name = f"modelled{number}"
             self._machines.append(Machine(site, name, join(address, token, name)))
 
-    def dial(self) -> float:
-        """Lets all machines dial at once. Returns the time of that (`time.monotonic`)."""
+    def dial(self, relays: int = 0) -> float:
+        """Lets all machines dial at once. Returns the time of that (`time.monotonic`). The first `relays` of them carry
+        the others, which dial when these have joined.
+        """
         begin = time.monotonic()
-        for machine in self._machines:
+        carriers = [machine.becomes_relay() for machine in self._machines[:relays]]
+        for number, machine in enumerate(self._machines):
+            if relays and number == relays:
+                for relay in carriers:
+                    asyncio.run_coroutine_threadsafe(relay.is_open.wait(), self._loop).result()
+            if relays and number >= relays:
+                machine.via = carriers[number % relays]
             self._tasks.append(asyncio.run_coroutine_threadsafe(machine.run(), self._loop))
         return begin
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bind/bind.h"
+#include "link/carrier.h"
 #include "link/client_link_at_client.h"
 #include "link/client_link_at_head.h"
 #include "link/link_pool.h"
@@ -134,7 +135,8 @@ void register_link(py::module_& m) {
           [](Link& link, const py::buffer& in) {
             const py::buffer_info info = in.request();
             std::optional<py::gil_scoped_release> unlocked;
-            if (info.size > kCopiedWithLock) unlocked.emplace();
+            const bool needs_lock = dynamic_cast<Carrier*>(&link) != nullptr;  // for each message that it opens
+            if (info.size > kCopiedWithLock && !needs_lock) unlocked.emplace();
             link.deliver(bytes_of(info));
           },
           "data"_a, "Takes bytes of the other end. Raises ValueError or RuntimeError when it broke the protocol.")

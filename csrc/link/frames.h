@@ -22,6 +22,10 @@
 ///   kRetired          head -> client    0, 0                 a word: how many runs of the client are over
 ///   kStatus           head -> client    status, is traced    the text of the cluster's failure
 ///   kCredit           both, of clients  0, 0                 a word: bytes of records that the reader's ring has taken
+///   kCarried          both, by a relay  machine, 0           frames of the link to that machine, sealed (carrier.h)
+///   kHold             relay -> both     machine, 1 or 0      send nothing more for that machine, or go on
+///   kExpect           head -> relay     machine, 0           the name of the machine that has this number
+///   kEnd              head, relay       machine, 0           that machine is carried no more
 ///
 /// No two machines share a clock: a time in a record of kFromController or kFromClient is the time that is left, or
 /// past.
@@ -52,6 +56,10 @@ enum class FrameKind : uint16_t {
   kStatus = 13,
   kCredit = 14,
   kKept = 15,
+  kCarried = 16,
+  kHold = 17,
+  kExpect = 18,
+  kEnd = 19,
 };
 
 /// The two rings of a client to the controller.

@@ -24,9 +24,15 @@ void Link::refuse(const std::string& why) { throw Error(Status::kInvalid, "a lin
 // ---------------------------------------------------------------------------------------------------------- collect
 
 size_t Link::collect(std::span<std::byte> out) {
+  if (out.size() < kMostFrame) throw Error(Status::kInvalid, "a link collects into at least 1 MiB");
+  const size_t bytes = collect_locked(out);
+  finish_collect();
+  return bytes;
+}
+
+size_t Link::collect_locked(std::span<std::byte> out) {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return 0;
-  if (out.size() < kMostFrame) throw Error(Status::kInvalid, "a link collects into at least 1 MiB");
   if (has_overflow_) has_overflow_ = flush();
   FrameWriter to(out);
   const int64_t now = clock_();
@@ -38,7 +44,7 @@ size_t Link::collect(std::span<std::byte> out) {
     look(now);
     look_ns_ = now + kLookNs / 2;
   }
-  if (send_queued(to) && send_data(to)) send_records(to);
+  if (gathers(now).count() <= 0 && send_queued(to) && send_data(to)) send_records(to);
   stats_.bytes_out += to.used();
   return to.used();
 }
@@ -58,6 +64,7 @@ std::chrono::nanoseconds Link::again_in() {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return std::chrono::nanoseconds::max();
   if (has_overflow_) return std::chrono::nanoseconds(0);
+  if (const auto gathers_ns = gathers(clock_()); gathers_ns.count() > 0) return gathers_ns;
   return must_look_soon() ? std::chrono::nanoseconds(kLookNs) : std::chrono::nanoseconds::max();
 }
 
@@ -153,6 +160,7 @@ void Link::deliver(std::span<const std::byte> in) {
     if (to->enqueue(header.kind, header.a, header.b, payload, this)) continue;
     throw Error(Status::kFull, "a link brought more for host " + std::to_string(header.a) + " than its machine takes");
   }
+  finish_deliver();
 }
 
 /// Takes each whole frame, and keeps the bytes of the last one that is not whole yet.
@@ -240,7 +248,12 @@ void Link::close() {
     is_closed_ = true;
     forget();
   }
-  if (pool_ != nullptr) pool_->remove(slot_);
+  if (pool_ != nullptr && !is_carried_) pool_->remove(slot_);
+}
+
+uint64_t Link::queued_bytes() {
+  const std::lock_guard lock(queue_mutex_);
+  return queued_bytes_;
 }
 
 Link::Stats Link::stats() {

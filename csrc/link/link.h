@@ -23,7 +23,7 @@
 ///                    itself (kMostRelayed).
 ///
 /// Threading: `collect` by one thread, `deliver` by one thread, everything else by any thread. What a
-/// derived class overrides is called under the link's lock.
+/// derived class overrides is called under the link's lock, but for `finish_collect` and `finish_deliver`.
 #pragma once
 
 #include <chrono>
@@ -44,6 +44,7 @@
 
 namespace pathways {
 
+class Carrier;
 class LinkPool;
 
 class Link : public std::enable_shared_from_this<Link> {
@@ -71,6 +72,7 @@ class Link : public std::enable_shared_from_this<Link> {
   /// Puts a frame before what the rings have. For other links of this machine, too. `by`: the link that has brought it.
   /// False: that link has brought too much, and nothing happens (LINK-4).
   bool enqueue(FrameKind kind, uint32_t a, int32_t b, std::span<const std::byte> payload, const Link* by = nullptr);
+  uint64_t queued_bytes();  ///< of such frames, that wait to be collected
 
   struct Stats {
     uint64_t bytes_out = 0, bytes_in = 0, records_out = 0, records_in = 0, dropped = 0;
@@ -82,6 +84,7 @@ class Link : public std::enable_shared_from_this<Link> {
   Stats stats();
 
  protected:
+  friend class Carrier;
   /// `clock`: this machine's (monotonic_ns). Both ends send pings: an answer alone would come too late from an end
   /// whose own pings wait behind a block on a slow network.
   explicit Link(Clock clock);
@@ -108,6 +111,8 @@ class Link : public std::enable_shared_from_this<Link> {
   virtual bool read_block(const Block& block, uint64_t at, std::span<std::byte> out) = 0;
   /// All bytes of a block have been sent.
   virtual void sent(const Block& block) = 0;
+  /// For how long what waits in the queue should wait for more, so that it goes in one piece.
+  virtual std::chrono::nanoseconds gathers(int64_t /*now_ns*/) { return {}; }
   /// Whether `look` should be called soon.
   virtual bool must_look_soon() const { return false; }
   /// Called from time to time before records are collected: finds out which memory of blocks from elsewhere is free.
@@ -120,6 +125,10 @@ class Link : public std::enable_shared_from_this<Link> {
   virtual void add_kept(Stats& now) const = 0;
   /// Drops all that the end has; its memory goes.
   virtual void forget() = 0;
+  /// Called last by `collect` and by `deliver`, by their threads, without the link's lock: for what must not be done
+  /// under it.
+  virtual void finish_collect() {}
+  virtual void finish_deliver() {}
 
   bool send_data(FrameWriter& to);
   void keep(Outbox& box, std::span<const std::byte> record);
@@ -135,7 +144,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   const Clock clock_;
   std::shared_ptr<LinkPool> pool_;  ///< set before the link is used; nullptr: nobody is to be woken
-  uint32_t slot_ = 0;
+  uint32_t slot_ = 0;               ///< that of its carrier, if it has one
+  bool is_carried_ = false;
   std::mutex mutex_;
   // All that follows is guarded by mutex_, until the next comment.
   bool is_closed_ = false, has_overflow_ = false;
@@ -146,6 +156,7 @@ class Link : public std::enable_shared_from_this<Link> {
   Stats stats_;
 
  private:
+  size_t collect_locked(std::span<std::byte> out);
   bool send_queued(FrameWriter& to);
   void take_pong(const PongFrame& pong);
   void take_common(const FrameHeader& header, std::span<const std::byte> payload);

@@ -48,12 +48,11 @@ void MachineLink::add_host(uint32_t number, int32_t incarnation, const HostView&
 
 void MachineLink::remove_host(uint32_t number) {
   if (end_ == End::kHead) hub_.remove_destination(number, this);
-  if (pool_ != nullptr && end_ == End::kHead) pool_->remove_host(number, slot_);
   {
     const std::lock_guard lock(mutex_);
     const auto found = hosts_.find(number);
-    if (found == hosts_.end()) return;
-    if (pool_ != nullptr && end_ == End::kAgent) pool_->remove_bell(slot_, found->second.bell);
+    if (found == hosts_.end()) return;  // another link may have its number in the pool by now
+    forget_in_pool(number, found->second);
     hosts_.erase(found);
     lent_.remove_host(number);  // LINK-2
     if (end_ == End::kHead && data_.has_value() && lent_.find(data_->number) == nullptr) data_.reset();
@@ -78,9 +77,19 @@ Segment MachineLink::twin_client(uint32_t client, size_t arena_bytes) {
 void MachineLink::forget() {
   for (const auto& [number, host] : hosts_) {
     if (end_ == End::kHead) hub_.remove_destination(number, this);
+    forget_in_pool(number, host);
   }
   hosts_.clear();
   twins_.clear();
+}
+
+void MachineLink::forget_in_pool(uint32_t number, const FarHost& host) {
+  if (pool_ == nullptr) return;
+  if (end_ == End::kHead) {
+    pool_->remove_host(number, slot_);
+  } else {
+    pool_->remove_bell(slot_, host.bell);
+  }
 }
 
 MachineLink::FarHost* MachineLink::host_of(uint32_t host, int32_t incarnation) {

@@ -88,6 +88,7 @@ class MachineLink final : public Link {
   bool answers(uint32_t number, FarHost& host, std::span<const std::byte> record);
   FarHost* host_of(uint32_t host, int32_t incarnation);
   void forget() override;
+  void forget_in_pool(uint32_t number, const FarHost& host);
 
   LinkHub& hub_;
   const End end_;

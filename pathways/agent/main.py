@@ -32,7 +32,9 @@ from pathways.agent.collective_tunnels import MOST_OF_ONE, CollectiveTunnels
 from pathways.agent.fabric import LINK, Fabric, everywhere
 from pathways.agent.fabric_watch import FabricWatch
 from pathways.agent.island import IslandHosts, shape_here
+from pathways.agent.relay import Relay
 from pathways.agent.rendezvous import Rendezvous
+from pathways.agent.ways import OpenLink, Ways
 from pathways.process import environment
 from pathways.process.children import ParentLost, die_with_parent, print_to_log, take_descriptors
 from pathways.process.config import ClusterOptions
@@ -67,6 +69,8 @@ class AgentConfig:
     island: str | None
     island_hosts: int | None
     fabric: tuple[str, str] | None  # see `Fabric`
+    relay: str | None  # where it listens for machines that it carries; None: it carries nobody
+    via: str | None  # the address of a relay that carries it; None: the controller says
     owner_pid: int
     owner_fd: int
     report_fd: int
@@ -100,6 +104,9 @@ class Agent:
         self._rendezvous = Rendezvous(self._loop, config.directory, name, self._credentials, self._island_port)
         if self._island_port is not None:
             self._island_port.start()
+        self._name = name
+        self._ways = Ways(self._dial, self._credentials, config.via, config.relay is not None)
+        self._relay: Relay | None = None
         self._end: asyncio.Event
         self._ever_joined = False
 
@@ -112,8 +119,10 @@ class Agent:
             loop.add_signal_handler(number, self._end.set)
         keeping = asyncio.create_task(keep_short(self._config.directory))
         while not self._end.is_set():
+            waits_s = RETRY_S
             try:
-                await self._serve()
+                if await self._serve():
+                    waits_s = 0.0
             except Exception as error:
                 # Who starts an agent must hear at once why it cannot join. Later the controller may be away for a
                 # while, or start again; whatever went wrong, another try may go well.
@@ -124,10 +133,12 @@ class Agent:
                     traceback.print_exc()
                 print(f"no controller: {error}", file=sys.stderr, flush=True)
             if not self._end.is_set():
-                await _either(self._end.wait(), asyncio.sleep(RETRY_S))
+                await _either(self._end.wait(), asyncio.sleep(waits_s))
         keeping.cancel()
         if self._island_port is not None:
             self._island_port.close()
+        if self._relay is not None:
+            self._relay.close()
         return 0
 
     def _owner_ended(self) -> None:
@@ -142,20 +153,18 @@ class Agent:
             fields |= {"token": self._token, "name": self._config.name}
         return dial_answered(self._config.address, self._credentials, purpose, **fields)
 
-    async def _serve(self) -> None:
-        """Serves one controller until the link to it breaks."""
+    async def _serve(self) -> bool:
+        """Serves one controller until the link to it breaks. Whether the next try should be at once: see `Ways`."""
         loop = asyncio.get_running_loop()
         config = self._config
         reports: asyncio.Queue[pb.AgentReport | None] = asyncio.Queue()
-        sending, welcome = await asyncio.to_thread(self._open_link)
-        try:
-            receiving, _ = await asyncio.to_thread(lambda: self._dial("link-down", session=welcome["session"]))
-        except BaseException:
-            sending.close()  # or the controller would keep the place for this link for a while
-            raise
+        if config.relay is not None and self._relay is None and self._credentials is not None:
+            self._relay = Relay(self._loop, self._native, config.relay, self._credentials, self._name, self._dial)
+        opened = await asyncio.to_thread(self._open_link)
+        welcome = opened.welcome
         hub = self._native.LinkHub()
         links = Links(self._loop, self._native)
-        link = hub.open_link(False, links.native)
+        link, on_wire = opened.join(self._native, hub, links.native)
         broken: asyncio.Future[str] = loop.create_future()
 
         def break_link(why: str) -> None:
@@ -190,19 +199,37 @@ class Agent:
             self._rendezvous,
             self._collectives,
         )
-        carried = links.add(link, sending, receiving, lambda why: loop.call_soon_threadsafe(break_link, why))
-        watching = asyncio.ensure_future(hosts.watch_pulses())
+
+        def look_for_breaks() -> None:
+            for _, why in on_wire.take_broken():
+                loop.call_soon_threadsafe(break_link, why)
+
+        carried = links.add(
+            on_wire,
+            opened.sending,
+            opened.receiving,
+            lambda why: loop.call_soon_threadsafe(break_link, why),
+            on_delivered=look_for_breaks if opened.relay else None,
+        )
+        watching = [asyncio.ensure_future(hosts.watch_pulses())]
+        if self._relay is not None:
+            watching.append(asyncio.ensure_future(self._relay.serve()))
         try:
             processes.start()
+            relay = ""
+            if self._relay is not None:
+                await self._relay.opened()
+                relay = self._relay.address
             self._ever_joined = True
-            self._tell("joined", island=welcome["island"], name=welcome["island_name"])
+            self._tell("joined", island=welcome["island"], name=welcome["island_name"], relay=relay, via=opened.relay)
             session = asyncio.ensure_future(self._converse(f"unix:{path}", welcome["session"], hosts, reports))
             await _either(self._end.wait(), _result(broken), session)
             print(
                 f"the link is over: {broken.result() if broken.done() else 'told to end'}", file=sys.stderr, flush=True
             )
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             if self._watch is not None:
                 self._watch.stop()
             hosts.end()
@@ -210,16 +237,17 @@ class Agent:
             tunnels.close()
             os.unlink(path)
             await asyncio.to_thread(carried.close)
+            link.close()
             links.close()
+        return self._ways.broke(opened)
 
-    def _open_link(self) -> tuple[socket.socket, dict[str, Any]]:
-        """The first connection of a link, and what the controller says."""
+    def _open_link(self) -> OpenLink:
+        """A link to the controller."""
         config = self._config
         fabric = "" if self._island_port is None else self._island_port.address.endpoint
         if self._collectives is not None and self._island_port is not None:
             fabric = f"{LINK}:{self._island_port.address.port}"
-        return self._dial(
-            "link-up",
+        return self._ways.open(
             hosts=config.hosts,
             devices_per_host=config.devices_per_host,
             platform=config.platform,

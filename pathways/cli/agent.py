@@ -46,6 +46,18 @@ from pathways.process.run_directory import state_folder
     "interface of this machine, or a network such as 10.1.0.0/16. Or link: between the agents, encrypted, slower.",
 )
 @click.option("--trusted-fabric", is_flag=True, help="The fabric is private, although its address is a public one.")
+@click.option(
+    "--relay",
+    metavar="HOST:PORT",
+    default=None,
+    help="Listen here for other machines, and carry their links to the controller.",
+)
+@click.option(
+    "--via",
+    metavar="ADDRESS",
+    default=None,
+    help="The relay that carries this machine's link, pathways://HOST:PORT; the controller says which if not given.",
+)
 @click.option("--name", default=None, help="The name of this machine, for people; its host name if not given.")
 @click.option(
     "--credentials",
@@ -73,7 +85,10 @@ def agent(address: str, token_file: str | None, credentials: str | None, insecur
     try:
         handle = AgentHandle(address, token, kept, name=name, **what)
         handle.wait_joined()
-        click.echo(f"joined island {handle.island}. Ctrl-C ends it.", err=True)
+        via = f" over the relay {handle.via}" if handle.via else ""
+        click.echo(f"joined island {handle.island}{via}. Ctrl-C ends it.", err=True)
+        if handle.relay:
+            click.echo(f"carries machines that join with --via {handle.relay}", err=True)
         handle.wait()
     except KeyboardInterrupt:
         click.echo("ending the hosts ...", err=True)

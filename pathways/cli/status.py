@@ -128,13 +128,15 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
     traffic = ("sent", "received", "waits here", "round trip")
     has_fabric = any(machine.fabric for machine in stats.machines)
     fabric = ["fabric"] if has_fabric else []
-    table = Table("machine", "island", "address", "link", *fabric, *traffic, "for", box=None)
+    via = ["via"] if any(machine.via for machine in stats.machines) else []
+    table = Table("machine", "island", "address", "link", *via, *fabric, *traffic, "for", box=None)
     for machine in stats.machines:
         table.add_row(
             machine.name,
             machine.island_name,
             machine.address,
             "TLS 1.3" if machine.is_encrypted else "[bold red]not encrypted[/]",
+            *([machine.via or "-"] if via else []),
             *([_fabric_text(machine.fabric)] if has_fabric else []),
             bytes_text(machine.bytes_out),
             bytes_text(machine.bytes_in),

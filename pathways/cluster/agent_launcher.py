@@ -15,7 +15,7 @@ from pathways.process.children import Deadline
 from pathways.process.config import ClusterOptions
 from pathways.process.supervised import Supervised
 from pathways.quirks import quirks_of
-from pathways.trust import certificate_in, check_name
+from pathways.trust import Address, certificate_in, check_name
 
 JOIN_TIMEOUT_S = 30.0
 
@@ -37,6 +37,8 @@ class AgentHandle:
         island_hosts: int | None = None,
         fabric: str | None = None,
         trusted_fabric: bool = False,
+        relay: str | None = None,
+        via: str | None = None,
     ) -> None:
         """Joins the cluster: trades the token for a certificate, unless there is one that is still good, and starts.
 
@@ -54,10 +56,14 @@ class AgentHandle:
             fabric: the network of collectives between the machines of an island: see `find_fabric`; None: there is
                 none, and the island is on this machine.
             trusted_fabric: the fabric is private, although its address is a public one.
+            relay: where it listens for machines that it carries, `HOST:PORT`; None: it carries nobody.
+            via: the address of another machine's relay, which carries this one; None: the controller says which, if
+                many machines have joined.
 
         Raises:
             ConnectError: the cluster cannot be reached, or has no place for it.
-            OptionError: the fabric is not on this machine, or not private, or the name is none.
+            OptionError: the fabric is not on this machine, or not private, or the name is none; or it is to be a relay
+                and to be carried by one.
             PermissionDeniedError: the token is no good, or there is neither a token nor a certificate.
         """
         chosen = environment.choose_platform(platform, os.environ)
@@ -69,6 +75,19 @@ class AgentHandle:
                 "an island on several machines needs a cluster with encryption: the machines know each other by "
                 "certificates. Leave out --fabric, or --insecure-plaintext"
             )
+        if relay is not None and via is not None:
+            raise errors.OptionError(
+                "a relay has a link of its own to the controller, or relays could carry each other in a circle: leave "
+                "out --via, or --relay"
+            )
+        if (relay or via) and credentials is None:
+            raise errors.OptionError(
+                "relays need a cluster with encryption: the machines know each other by certificates. Leave out "
+                "--relay and --via, or --insecure-plaintext"
+            )
+        for where in (relay, via):
+            if where is not None:
+                Address.parse(where, listens=where is relay)
         place = None if fabric is None else find_fabric(fabric, trusted_fabric)
         if place == LINK and not quirks_of(chosen).collects_by_address:
             raise errors.OptionError(
@@ -90,6 +109,8 @@ class AgentHandle:
             "island": island,
             "island_hosts": island_hosts,
             "fabric": place,
+            "relay": relay,
+            "via": via,
             "owner_pid": os.getpid(),
         }
 
@@ -99,7 +120,8 @@ class AgentHandle:
 
         self._supervised = Supervised(directory, command, "" if credentials else token)
         self._is_closed = False
-        self.island = ""  # the name of its island, once it has joined
+        # Once it has joined: the name of its island, its own address as a relay, and the name of that which carries it.
+        self.island = self.relay = self.via = ""
 
     def wait_joined(self, timeout_s: float = JOIN_TIMEOUT_S) -> int:
         """Waits until the agent has joined; returns the island that it has become.
@@ -111,7 +133,7 @@ class AgentHandle:
         while not deadline.passed:
             for report in self._reports(deadline.left(0.5)):
                 if report["event"] == "joined":
-                    self.island = str(report["name"])
+                    self.island, self.relay, self.via = (str(report[key]) for key in ("name", "relay", "via"))
                     return int(report["island"])
         raise errors.ConnectError(f"the agent has not joined within {timeout_s:g} s")
 

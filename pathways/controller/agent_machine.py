@@ -13,7 +13,7 @@ from typing import Any
 
 from pathways.agent.fabric import LINK
 from pathways.agent.island import start_of
-from pathways.controller.far_links import FarLink
+from pathways.agent.link_door import FarLink
 from pathways.controller.log_sources import LogsThere
 from pathways.controller.machines import StartedHost
 from pathways.process import fd_passing
@@ -202,6 +202,7 @@ class AgentMachine:
             round_trip_ns=link["round_trip_ns"],
             connected_s=time.monotonic() - self.since,
             kept_bytes=link["kept"],
+            via=self.link.via,
             most_kept_bytes=link["most_kept"] + sum(host.segment_bytes for host in self._hosts.values()),
         )
 

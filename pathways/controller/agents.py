@@ -5,7 +5,7 @@ hosts of one island, and takes their places; if the cluster has no fixed shape, 
 a place is free, its island is lost (`recovery.py`): what clients ask of it waits, and new slices go elsewhere. When the
 agent's link breaks, all its hosts are lost at once; their places are free again.
 
-    link         see `far_links.py`; the agent says what it has, and gets a place
+    link         see `pathways/agent/link_door.py`; the agent says what it has, and gets a place
     control      a tunnel to the controller's gRPC server, for the agent and its hosts (pathways/transport/tunnels.py)
 
 Owned by the event loop's thread; the `serve_` methods are called by threads of the port.
@@ -25,11 +25,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pathways import errors
+from pathways.agent.link_door import FarLink, LinkDoor
 from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.fabrics import Fabrics, check_same_kind, neighbour_of
-from pathways.controller.far_links import FarLink, LinkDoor
 from pathways.controller.machines import Placement
 from pathways.controller.places import Places, Shape
+from pathways.controller.relays import Relays
 from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import authority_folder
@@ -72,6 +73,7 @@ class Agents:
         self.loop = Loop()
         self.links = Links(self.loop, native)
         self._door = LinkDoor(self._open, self._opened, self.links)
+        self._relays = Relays(native, self.links, lambda name: any(agent.name == name for agent in self._direct()))
         self._tunnels = Tunnels(self.loop)
         self._lock = threading.Lock()
         self._tunnels_of: dict[str, set[socket.socket]] = {}  # by name of the machine; guarded by _lock
@@ -112,6 +114,7 @@ class Agents:
         self.port = str(port.address)
         self._let_go = port.let_go
         self._door.serve_at(port, "link", [Role.HOST])
+        self._relays.serve_at(port)
         port.on("control", [Role.HOST], self._serve_control)
 
     def _serve_control(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
@@ -142,8 +145,13 @@ class Agents:
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
-    def _open(self, identity: Identity, hello: dict[str, Any]) -> tuple[FarLink, dict[str, Any]]:
+    def _open(self, identity: Identity, hello: dict[str, Any]) -> tuple[FarLink | None, dict[str, Any]]:
         """Keeps an agent's places for it."""
+        if (old := self._by_name.get(identity.name)) is not None and old.link.carried is not None:
+            self.lose(old, "it calls again, because it has lost its relay")  # CERT-6: nobody else has its name
+        if hello.get("may_go_via") and (address := self._relays.choose(len(self._direct()))):
+            return None, {"go_via": address}
+        relay = self._relays.called(str(hello["via"]), identity.name) if "via" in hello else None
         if identity.name in self._by_name:
             raise errors.ConnectError(
                 f"a machine called {identity.name} is in this cluster already: give this one another --name"
@@ -156,7 +164,9 @@ class Agents:
         ports = zip(hosts, hello["ports"], strict=True)
         secret = secrets.token_hex(16)  # CERT-1: see pathways/host/stream_sockets.py
         streams = {host: f"{identity.name}@{there}:{int(port)}#{secret}" for host, port in ports}
-        link = FarLink(self.hub.open_link(True, self.links.native), identity, lambda why: self.lose(agent, why))
+        pool = self.links.native if relay is None else None
+        link = FarLink(self.hub.open_link(True, pool), identity, lambda why: self.lose(agent, why))
+        carried = {} if relay is None else relay.place(link)
         agent = AgentMachine(
             identity, island, streams, neighbour, link, self._native, self._options, self._controller_segment
         )
@@ -169,6 +179,7 @@ class Agents:
             "island_hosts": self._shape.topology.islands[island],
             "options": dataclasses.asdict(self._options),
             "secret": secret,
+            **carried,
         }
 
     def _opened(self, link: FarLink) -> None:
@@ -184,6 +195,7 @@ class Agents:
             return
         print(f"the agent {agent.name} of {self._where(agent)} is lost: {why}", file=sys.stderr, flush=True)
         del self._by_name[agent.name]
+        self._relays.lose(agent.name, why)
         self._placement.free(agent)
         agent.link.close()
         self._end_tunnels(agent.name)
@@ -203,6 +215,10 @@ class Agents:
 
     def _there(self) -> list[AgentMachine]:
         return [agent for agent in self._by_name.values() if agent.link.is_open]
+
+    def _direct(self) -> list[AgentMachine]:
+        """Those that no relay carries."""
+        return [agent for agent in self._there() if agent.link.carried is None]
 
     def called(self, machine: str) -> AgentMachine:
         """The agent of a machine, whose link is open.
@@ -226,6 +242,7 @@ class Agents:
         """Ends all links, and their threads."""
         for agent in list(self._by_name.values()):
             agent.link.close()
+        self._relays.close()
         self.links.close()
         self._tunnels.close()
         self.loop.close()

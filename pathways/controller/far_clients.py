@@ -2,7 +2,8 @@
 
     session      a connection that stays open for as long as the process is there; it gives the process its secret. An
                  operator needs nothing else.
-    client       the link of a client (`far_links.py`): the client says how big its block is, and the head makes a twin
+    client       the link of a client (`pathways/agent/link_door.py`): the client says how big its block is, and the
+                 head makes a twin
     console      a tunnel to the controller's gRPC server, where a secret says who calls (`connections.py`)
 
 Owned by the event loop's thread; the `serve_` methods are called by the port's thread.
@@ -20,8 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways import errors
+from pathways.agent.link_door import OPEN_TIMEOUT_S, FarLink, LinkDoor
 from pathways.controller.connections import Connections
-from pathways.controller.far_links import OPEN_TIMEOUT_S, FarLink, LinkDoor
 from pathways.controller.records import Connection
 from pathways.process.config import ClientSizes
 from pathways.process.memory import memory_bytes

@@ -34,6 +34,7 @@ class Link(Pair):
         sending: socket.socket,
         receiving: socket.socket,
         on_broken: Callable[[str], object],
+        on_delivered: Callable[[], object] | None,
     ) -> None:
         super().__init__(on_broken)
         self._links, self._native = links, native
@@ -41,9 +42,8 @@ class Link(Pair):
         self.sending = Connection(
             loop, sending, self.ended, parse=ignoring(loop), on_room=self._resume, silence_s=SILENCE_S
         )
-        self.receiving = Connection(
-            loop, receiving, self.ended, parse=delivering(loop, native.deliver), silence_s=SILENCE_S
-        )
+        deliver = native.deliver if on_delivered is None else lambda data: (native.deliver(data), on_delivered())
+        self.receiving = Connection(loop, receiving, self.ended, parse=delivering(loop, deliver), silence_s=SILENCE_S)
         self.sending.other, self.receiving.other = self.receiving, self.sending
         self.sending.beats = True
 
@@ -77,7 +77,12 @@ class Links:
         self._links: dict[Any, Link] = {}  # by the native link
 
     def add(
-        self, native: Any, sending: socket.socket, receiving: socket.socket, on_broken: Callable[[str], object]
+        self,
+        native: Any,
+        sending: socket.socket,
+        receiving: socket.socket,
+        on_broken: Callable[[str], object],
+        on_delivered: Callable[[], object] | None = None,
     ) -> Link:
         """Carries a link from now on.
 
@@ -86,8 +91,9 @@ class Links:
             sending: the connection on which this end sends.
             receiving: the connection on which it receives.
             on_broken: called once, on the loop's thread, with the reason, when it breaks; not when it was closed.
+            on_delivered: called on the loop's thread after each delivery, because a native link calls nobody.
         """
-        link = Link(self, native, sending, receiving, on_broken)
+        link = Link(self, native, sending, receiving, on_broken, on_delivered)
         with self._lock:
             self._links[native] = link
             if self._thread is None:

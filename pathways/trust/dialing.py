@@ -122,6 +122,13 @@ def call(
     return sock, answer
 
 
+def closed_by_port(connection: socket.socket, timeout_s: float) -> None:
+    """Waits until the port's owner closes a connection, for so long at most, and closes it here."""
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(timeout_s)
+        connection.recv(1)
+
+
 def check_machine(connection: socket.socket, machine: str, where: str) -> None:
     """CERT-1: any machine with hosts has a certificate for its role; so who calls one of them looks at the name, before
     it says anything.

@@ -43,11 +43,11 @@ from machines import MachineCluster
 import pathways as pw
 from pathways import cli
 from pathways.agent.controller_session import Endpoint
+from pathways.agent.link_door import FarLink
 from pathways.cluster import operator
 from pathways.cluster.drain_target import DrainTarget
 from pathways.controller import far_clients
 from pathways.controller.far_clients import FarClients, FarConnection
-from pathways.controller.far_links import FarLink
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import ClientSizes
 from pathways.process.run_directory import authority_folder

@@ -37,9 +37,9 @@ from trust_cases import read_all
 
 import pathways as pw
 from pathways import errors
+from pathways.agent.link_door import OPEN_TIMEOUT_S
 from pathways.cluster.agent_launcher import AgentHandle
 from pathways.cluster.launcher import Listening, start_local_cluster
-from pathways.controller.far_links import OPEN_TIMEOUT_S
 from pathways.process.config import PROTOCOL_VERSION
 from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2 as pb_control

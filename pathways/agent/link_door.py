@@ -4,8 +4,11 @@
                  the machine sends.
     KIND-down    the second connection of the same link, which carries what it is sent
 
-A `LinkDoor` is for one kind of link: to agents, or to clients. Owned by the event loop's thread; the `serve_` methods
-are called by the port's thread.
+A `LinkDoor` is for one kind of link: at the controller to agents, to clients, or to relays; at a relay to the machines
+that it carries. Owned by the event loop's thread; the `serve_` methods are called by the port's thread.
+
+A link that a relay carries is opened in the same way: so the machine gets its keys over TLS from the controller itself
+(CARRY-1). The two connections end when the link is open, because a relay's connection carries it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import secrets
 import select
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pathways import errors
 from pathways.transport.links import Link, Links
@@ -27,6 +30,18 @@ from pathways.trust import Identity, Port, Role
 OPEN_TIMEOUT_S = 5.0
 
 _T = TypeVar("_T")
+
+
+class PlaceAtRelay(Protocol):
+    """A link's place in the connection of a relay. `name`: the relay's."""
+
+    name: str
+
+    def start(self) -> None:
+        """Sends for it from now on."""
+
+    def close(self) -> None:
+        """Ends the link. A second call does nothing."""
 
 
 class FarLink:
@@ -41,9 +56,16 @@ class FarLink:
         self.receiving: socket.socket | None = None  # the first connection
         self.sending: socket.socket | None = None  # the second one
         self.half: _HalfOpen | None = None  # while only the first one is there
-        self.carrier: Link | None = None
+        self.carried: PlaceAtRelay | None = None  # its place at a relay, if one carries it
+        self.carrier: Link | PlaceAtRelay | None = None
+        self.on_delivered: Callable[[], object] | None = None  # see `Links.add`
         self.let_go: Callable[[socket.socket], object] = lambda connection: None  # closes a connection
         self.is_over = False
+
+    @property
+    def via(self) -> str:
+        """The name of the relay that carries it; empty: none."""
+        return self.carried.name if self.carried is not None else ""
 
     @property
     def is_open(self) -> bool:
@@ -60,10 +82,10 @@ class FarLink:
         if self.half is not None:
             self.half.leave()
             self.half = None
-        if self.carrier is not None:
-            self.carrier.close()
-        else:
-            self.native.close()
+        for each in (self.carrier, self.carried):
+            if each is not None:
+                each.close()
+        self.native.close()
         for connection in (self.sending, self.receiving):
             if connection is not None:
                 self.let_go(connection)
@@ -104,11 +126,12 @@ class LinkDoor:
 
     def __init__(
         self,
-        open_link: Callable[[Identity, dict[str, Any]], tuple[FarLink, dict[str, Any]]],
+        open_link: Callable[[Identity, dict[str, Any]], tuple[FarLink | None, dict[str, Any]]],
         on_open: Callable[[FarLink], object],
         links: Links,
     ) -> None:
         """`open_link`: makes the link for a caller, and says what the caller is told; or raises a `PathwaysError`.
+        Without a link the caller is told to do something else.
         `on_open`: called when both connections are there. Both on the event loop. `links`: carries them.
         """
         self._open_link = open_link
@@ -135,7 +158,10 @@ class LinkDoor:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(OPEN_TIMEOUT_S)
 
     def _serve_up(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        link: FarLink = hello["link"]
+        link: FarLink | None = hello["link"]
+        if link is None:
+            self._let_go(connection)
+            return
 
         def ended() -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: the cluster has ended
@@ -154,6 +180,9 @@ class LinkDoor:
 
     def _open(self, identity: Identity, hello: dict[str, Any]) -> dict[str, Any]:
         link, answer = self._open_link(identity, hello)
+        if link is None:
+            hello["link"] = None
+            return answer
         link.let_go = self._let_go
         hello["link"] = self._by_token[link.token] = link  # for `_serve_up`, which gets the same first line
         late = "it did not open the second connection of its link"
@@ -180,8 +209,21 @@ class LinkDoor:
         link.half.leave()
         link.half = None
         lost = self._loop.call_soon_threadsafe
-        link.sending = connection
-        link.carrier = self._links.add(link.native, connection, link.receiving, lambda why: lost(link.on_lost, why))
+        if link.carried is not None:
+            link.carrier = link.carried
+            link.carried.start()
+            self._let_go(connection)
+            self._let_go(link.receiving)
+            link.receiving = None
+        else:
+            link.sending = connection
+            link.carrier = self._links.add(
+                link.native,
+                connection,
+                link.receiving,
+                lambda why: lost(link.on_lost, why),
+                on_delivered=link.on_delivered,
+            )
         self._on_open(link)
 
     def _give_up(self, link: FarLink, why: str) -> None:
