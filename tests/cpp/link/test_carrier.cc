@@ -113,7 +113,10 @@ struct Tree : Head {
   Bytes buffer;
 };
 
-bool has(const Bytes& bytes, const Bytes& part) { return !std::ranges::search(bytes, part).empty(); }
+bool has(const Bytes& bytes, const Bytes& part) {
+  return std::search(bytes.begin(), bytes.end(), part.begin(), part.end()) !=
+         bytes.end();  // clang 14 has no ranges::search
+}
 
 TEST(Carrier, RecordsCross) {
   const Watchdog watchdog("carried links");
