@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from pathways.compiler.partition.emit import Emitted, Site, symbol
 from pathways.compiler.partition.partitioned import Op, Partitioned
 from pathways.compiler.parts import Cut
 
-#: A module as portable bytecode, its fingerprint, and the numbers of its callbacks.
-Loaded = tuple[bytes, str, tuple[int, ...]]
+#: A module as portable bytecode, and the numbers of its callbacks.
+Loaded = tuple[bytes, tuple[int, ...]]
 
 
 class Builder:
@@ -130,16 +129,14 @@ class Builder:
         self, name: str, loaded: Loaded, mesh: int, inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]
     ) -> int:
         """The number of a computation, from its module and the types of its inputs and results."""
-        module, fingerprint, callbacks = loaded
+        module, callbacks = loaded
         in_types, out_types = tuple(inputs), tuple(outputs)
-        key = (fingerprint, mesh, in_types, out_types)
+        key = (module, mesh, in_types, out_types)
         known = self._by_content.get(key)
         if known is None:
             known = self._by_content[key] = len(self.computations)
             may_alias = donation.may_alias(in_types, out_types)
-            self.computations.append(
-                Computation(name, module, fingerprint, mesh, in_types, out_types, may_alias, callbacks)
-            )
+            self.computations.append(Computation(name, module, mesh, in_types, out_types, may_alias, callbacks))
         return known
 
     def call(
@@ -186,26 +183,25 @@ class Builder:
         self.known[target] = self.moved(self.read(source), self.type(target))
 
     def fragment(self, op: Op) -> Loaded:
-        """The portable module that a call runs, its fingerprint, and the numbers of its callbacks."""
+        """The portable module that a call runs, and the numbers of its callbacks."""
         key = (op.callee, op.mesh)
         loaded = self._loaded.get(key)
         if loaded is None:
             module = _jaxlib.parse(_jaxlib.standalone(self.fragments[op.callee]))
             callbacks = tuple(_jaxlib.callbacks_of(module)) if self.emitted.callbacks else ()
-            loaded = self._loaded[key] = (*_portable(module), callbacks)
+            loaded = self._loaded[key] = (_portable(module), callbacks)
         return loaded
 
 
 def _read_text(text: str) -> Loaded:
     """As `Builder.fragment`, of StableHLO without callbacks."""
-    return (*_portable(_jaxlib.parse(text)), ())
+    return _portable(_jaxlib.parse(text)), ()
 
 
-def _portable(module: ir.Module) -> tuple[bytes, str]:
-    """The bytes of a module, the same for equal computations, and their fingerprint."""
+def _portable(module: ir.Module) -> bytes:
+    """The bytes of a module, the same for equal computations."""
     canonicalize(module)
-    portable = _jaxlib.portable_bytecode(module)
-    return portable, hashlib.sha256(portable).hexdigest()[:32]
+    return _jaxlib.portable_bytecode(module)
 
 
 def canonicalize(module: ir.Module) -> None:

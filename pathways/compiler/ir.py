@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -89,7 +90,8 @@ class Computation:
     """One compiled function, SPMD over the devices of one mesh.
 
     `module` is StableHLO as portable bytecode; its function `main` takes and returns *logical* (global) shapes.
-    Equal modules have equal bytes, so a host compiles each `fingerprint` once.
+    Equal modules have equal bytes, so a host compiles each `fingerprint` once, for all clients. Each process computes
+    it itself: a client that could say it could give its module to others (TRUST-1).
     `donated[i]` says that input i may be donated to the outputs; each node still decides (MEM-4).
     `callbacks` are the numbers of the client's functions that it calls, and of its host functions.
 
@@ -99,12 +101,16 @@ class Computation:
 
     name: str
     module: bytes
-    fingerprint: str
     mesh: int
     inputs: tuple[ArrayType, ...]
     outputs: tuple[ArrayType, ...]
     donated: tuple[bool, ...]
     callbacks: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells its module from all others."""
+        return hashlib.sha256(self.module).hexdigest()[:32]
 
     @property
     def is_move(self) -> bool:

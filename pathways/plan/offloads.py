@@ -246,7 +246,7 @@ def _with_moves(program: LogicalProgram, gaps: Sequence[_Gap]) -> LogicalProgram
         target = dataclasses.replace(type, memory=to)
         if (type, to) not in known:
             known[type, to] = len(computations)
-            computations.append(Computation(name, b"", f"pathways.{name}", type.mesh, (type,), (target,), (False,)))
+            computations.append(Computation(name, b"", type.mesh, (type,), (target,), (False,)))
         values.append(target)
         return Node(
             NodeKind.CALL, f"{name}.{len(values)}", known[type, to], (value,), (len(values) - 1,), donates=(False,)

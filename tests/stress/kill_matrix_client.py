@@ -112,7 +112,7 @@ def slow_program(doubles: bool) -> Any:
     sharding = jax.sharding.NamedSharding(jax.sharding.AbstractMesh(sizes, axes), jax.sharding.PartitionSpec("x"))
     struct = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
     module = export.export(jax.jit(body, out_shardings=sharding), platforms=["cpu"])(struct)
-    computation = Computation("slow", module.mlir_module_serialized, "slow", 0, (value,), (value,), (False,))
+    computation = Computation("slow", module.mlir_module_serialized, 0, (value,), (value,), (False,))
     node = Node(NodeKind.CALL, "slow", 0, (0,), (1,), "slow", 0, (False,))
     return LogicalProgram("slow", (mesh,), (value, value), (computation,), (node,), (0,), (1,), (False,))
 

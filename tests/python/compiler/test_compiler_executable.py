@@ -91,7 +91,7 @@ def test_a_module_without_a_mesh_whose_arrays_are_cut():
     """jaxlib may leave the mesh out of a module. Then the slice says how its arrays lie; slices are not mixed up."""
     module = jax.export.export(jax.jit(lambda x: x + 1))(jax.ShapeDtypeStruct((8, 4), np.float32))
     cut = computation(spec=P("x", None), shape=(8, 4))
-    bare = dataclasses.replace(cut, module=module.mlir_module_serialized, fingerprint="bare")
+    bare = dataclasses.replace(cut, module=module.mlir_module_serialized)
     assert executables.mesh_axes(bare) == ()
     cache, devices = executables.ExecutableCache(), jax.devices()[:4]
     for axes, rows in (((("x", 4),), 2), ((("x", 2), ("y", 2)), 4)):
@@ -105,7 +105,7 @@ def test_a_module_without_a_mesh_whose_arrays_are_cut():
 
 def test_a_module_that_does_not_compile_is_not_remembered():
     cache = executables.ExecutableCache()
-    broken = dataclasses.replace(computation(), module=b"nonsense", fingerprint="nonsense")
+    broken = dataclasses.replace(computation(), module=b"nonsense")
     for _ in range(2):
         with pytest.raises(errors.ComputationError, match="computation 'f'"):
             cache.load(broken, jax.devices()[:2])
@@ -176,7 +176,7 @@ def test_linear_algebra_loads_in_a_process_that_never_traced_any(tmp_path):
         from pathways.compiler.ir import *
         from pathways.host import executables
         t = ArrayType((3, 3), np.dtype("float32"), 0, ((), ()))
-        c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (t,), (False,))
+        c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), 0, (t,), (t,), (False,))
         (y,) = executables.load(c, jax.devices()[:1]).call(jax.numpy.eye(3) * 4)
         assert (np.asarray(y) == np.eye(3) * 2).all()
         """),
@@ -200,7 +200,7 @@ def test_persistent_cache_is_honoured(tmp_path):
         from pathways.compiler.ir import *
         from pathways.host import executables
         t = ArrayType((8,), np.dtype("float32"), 0, (("x",),))
-        c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (t,), (False,))
+        c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), 0, (t,), (t,), (False,))
         executables.load(c, jax.devices()[:2])
         print(len(hits))
         """)
@@ -238,7 +238,7 @@ def test_a_mesh_of_two_processes(tmp_path):
         from pathways.host import executables
         t = ArrayType((4,), np.dtype("float32"), 0, (("x",),))
         r = ArrayType((2,), np.dtype("float32"), 0, ((),))
-        c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (r,), (False,))
+        c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), 0, (t,), (r,), (False,))
         loaded = executables.load(c, jax.devices())
         mine = jax.device_put(np.full(2, rank + 1.0, np.float32), jax.local_devices()[0])
         x = jax.make_array_from_single_device_arrays((4,), loaded.in_shardings[0], [mine])

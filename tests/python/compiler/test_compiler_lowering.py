@@ -132,7 +132,7 @@ def test_donation_is_safe_in_any_program(data):
             nodes.append(Node(NodeKind.TRANSFER, f"t{number}", -1, (data.draw(pick),), (out,)))
         else:
             inputs = tuple(data.draw(st.lists(pick, min_size=1, max_size=2)))
-            computations.append(Computation("c", b"", f"{number}", 0, (type,) * len(inputs), (type,), ()))
+            computations.append(Computation("c", b"%d" % number, 0, (type,) * len(inputs), (type,), ()))
             nodes.append(Node(NodeKind.CALL, f"c{number}", len(computations) - 1, inputs, (out,)))
     results = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3))
     donated = [data.draw(st.booleans()) for _ in range(count)]

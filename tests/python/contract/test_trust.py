@@ -1,5 +1,6 @@
-"""TRUST-1: what a client says of its memory is data. A put or fetch that names what the client has not lent fails
-alone, by an error that says so; no host dies of it, and no other client's bytes come or go."""
+"""TRUST-1: what a client says of its memory and of its modules is data. A put or fetch that names what the client has
+not lent fails alone, by an error that says so; no host dies of it, and no other client's bytes come or go. A module is
+what its bytes are, whatever its client says of it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ import pytest
 
 import pathways as pw
 from pathways.api.arrays import host_transfer
-from pathways.protocol import payloads
+from pathways.cluster import remote
+from pathways.protocol import payloads, program_pb2
+from pathways.protocol.serialization import dump_program
 
 VALUE = np.arange(1 << 16, dtype=np.float32)  # too big to travel inline
 OTHER = VALUE + 0.5
@@ -203,3 +206,26 @@ def test_a_fetch_of_what_is_gone_with_a_bad_span(cluster: Any, mine: Any) -> Non
     assert "deleted" in refused(cluster, token)
     native.forget_token(token)
     assert isinstance(jax.device_get(mine), np.ndarray)
+
+
+def test_a_module_that_pretends_to_be_another(cluster: Any, mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts compile equal modules once, for all clients: which are equal they find out themselves."""
+    fingerprints: list[str] = []
+
+    def told(program: Any, texts: bool = True) -> bytes:
+        fingerprints.extend(computation.fingerprint for computation in program.computations)
+        return dump_program(program, texts)
+
+    def forged(program: Any, texts: bool = True) -> bytes:
+        message = program_pb2.LogicalProgram.FromString(dump_program(program, texts))
+        for computation, other in zip(message.computations, fingerprints, strict=True):
+            computation.MergeFromString(b"\x1a" + bytes([len(other)]) + other.encode())  # field 3, as it once was
+        return message.SerializeToString()
+
+    if cluster.is_embedded:
+        pytest.skip("no program crosses to another process")
+    for dump, factor in ((told, 3), (forged, -7), (dump_program, 3)):
+        monkeypatch.setattr(remote, "dump_program", dump)
+        result = pw.jit(lambda x, factor=factor: x * factor, devices=mine.slice)(mine)
+        np.testing.assert_array_equal(np.asarray(result), VALUE * factor)
+    assert len(fingerprints) == 1

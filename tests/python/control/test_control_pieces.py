@@ -59,9 +59,7 @@ def programs(draw: st.DrawFn) -> LogicalProgram:
     values = (array_type(), *array_types())
     numbers = st.lists(st.integers(0, len(values) - 1), max_size=3).map(tuple)
     computations = tuple(
-        Computation(
-            draw(texts), draw(st.binary(max_size=20)), draw(texts), 0, array_types(), array_types(), draw(flags)
-        )
+        Computation(draw(texts), draw(st.binary(max_size=20)), 0, array_types(), array_types(), draw(flags))
         for _ in range(draw(st.integers(0, 2)))
     )
     nodes = []
@@ -153,7 +151,7 @@ def test_element_types_come_back(dtype: np.dtype) -> None:
 
 def test_a_program_too_long_for_a_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathways.protocol.serialization.MAX_PROGRAM_BYTES", 10)
-    module = Computation("f", b"x" * 20, "f", 0, (), (), ())
+    module = Computation("f", b"x" * 20, 0, (), (), ())
     with pytest.raises(errors.PlanError, match="constants as arguments"):
         dump_program(LogicalProgram("p", (MeshSpec("m", ()),), (), (module,), (), (), (), ()))
 

@@ -29,7 +29,7 @@ def array(mesh: int, spec: Any = (("x",),), shape: tuple[int, ...] = (8192,)) ->
 
 def computation(mesh: int, name: str = "f", inputs: int = 1, **kind: Any) -> Computation:
     of = array(mesh, **kind)
-    return Computation(name, b"module", name, mesh, (of,) * inputs, (of,), (True,) * inputs)
+    return Computation(name, name.encode(), mesh, (of,) * inputs, (of,), (True,) * inputs)
 
 
 def call(number: int, inputs: Any, output: int, donates: Any = None) -> Node:

@@ -221,7 +221,7 @@ def diamond(first: int, second: int, donated: bool = False, tail: int = 1) -> Lo
     def call(inputs: tuple[int, ...], predicate: int, gives: tuple[bool, ...]) -> int:
         values.append(kind)
         types = tuple(values[v] for v in inputs)
-        computations.append(Computation(f"f{len(nodes)}", b"", f"f{len(nodes)}", 0, types, (kind,), gives))
+        computations.append(Computation(f"f{len(nodes)}", b"%d" % len(nodes), 0, types, (kind,), gives))
         nodes.append(
             Node(
                 NodeKind.CALL,

@@ -49,7 +49,7 @@ def program(
         ins, outs = (tuple(values[v] for v in each) for each in (inputs, outputs))
         mesh = outs[0].mesh
         computations.append(
-            Computation(f"f{number}", b"", f"f{number}", mesh, ins, outs, tuple(each in outs for each in ins))
+            Computation(f"f{number}", b"%d" % number, mesh, ins, outs, tuple(each in outs for each in ins))
         )
         donates = tuple(v in gives for v in inputs)
         made.append(

@@ -58,9 +58,7 @@ def program(
         ins = tuple(values[v] for v in read)
         number = len(computations)
         computations.append(
-            Computation(
-                f"f{number}", b"", f"f{number}", values[output].mesh, ins, (values[output],), (True,) * len(ins)
-            )
+            Computation(f"f{number}", b"%d" % number, values[output].mesh, ins, (values[output],), (True,) * len(ins))
         )
         made.append(Node(NodeKind.CALL, f"f.{len(made)}", number, tuple(read), (output,), "f"))
     return donation.decide(
