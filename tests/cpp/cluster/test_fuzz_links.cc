@@ -2,7 +2,7 @@
 // on; it reads and writes nothing out of bounds. See fuzz.h for how long, and how to repeat a run.
 //
 //   Fuzz.Links     frames in both directions (LINK-4)
-//   Fuzz.Carried   what a relay, a machine that it carries and the head send each other (CARRY-1)
+//   Fuzz.Relayed   what a relay, a machine that it carries and the head send each other (CARRY-1)
 #include "fuzz.h"
 #include "link/carried_ends.h"
 
@@ -125,8 +125,8 @@ FUZZ(Links) {
 }
 
 /// Two machines that a relay carries, and what each end has been told and not read yet.
-struct CarriedScene : Tree {
-  CarriedScene() : Tree(2) {}
+struct RelayedScene : Tree {
+  RelayedScene() : Tree(2) {}
 
   /// One end speaks, and what it says comes to the other end changed or not.
   void pass(Fuzzer& fuzz, Link& from, Link& to) {
@@ -168,8 +168,8 @@ struct CarriedScene : Tree {
 };
 
 /// Guided, a run could be led to a sum that fits: the test's sealer is no cipher. So only memory is watched then.
-FUZZ(Carried) {
-  auto scene = std::make_unique<CarriedScene>();
+FUZZ(Relayed) {
+  auto scene = std::make_unique<RelayedScene>();
   uint64_t taken = 0, tag = 0;
   while (fuzz.next()) {
     bool is_broken = false;
@@ -198,7 +198,7 @@ FUZZ(Carried) {
       is_broken = true;
     }
     if (!fuzz.is_guided()) taken += scene->read();
-    if (is_broken) scene = std::make_unique<CarriedScene>();
+    if (is_broken) scene = std::make_unique<RelayedScene>();
   }
   fuzz.must_reach(taken);
 }
