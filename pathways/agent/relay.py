@@ -59,11 +59,8 @@ class Relay:
         self._port.on("relay", [Role.HOST], lambda sock, *_: self._port.let_go(sock), lambda *_: {"name": name})
         LinkDoor(self._open, lambda link: None, self._links).serve_at(self._port, "carry", [Role.HOST])
         self._port.start()
-
-    @property
-    def address(self) -> str:
-        """Where machines find it: what they say for --via."""
-        return str(self._port.address)
+        #: Where machines find it, which the controller says: what they say for --via.
+        self.address = ""
 
     async def opened(self) -> None:
         """Returns when it has a link to the controller, and can carry machines.
@@ -91,7 +88,10 @@ class Relay:
     async def _serve_trunk(self) -> str:
         """Carries machines until the trunk breaks; returns why."""
         loop = asyncio.get_running_loop()
-        sending, welcome = await asyncio.to_thread(self._dial, "trunk-up", port=self._port.address.port)
+        here = self._port.address
+        host = "" if here.is_everywhere else here.endpoint.rpartition(":")[0]
+        sending, welcome = await asyncio.to_thread(self._dial, "trunk-up", host=host, port=here.port)
+        self.address = welcome["address"]
         try:
             receiving, _ = await asyncio.to_thread(self._dial, "trunk-down", session=welcome["session"])
         except BaseException:

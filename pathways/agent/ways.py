@@ -2,13 +2,15 @@
 
 A machine that a relay carries opens its link at the controller itself, as every other one: there it shows its
 certificate, and gets the keys by which its link is sealed (CARRY-1). It goes to the relay then. When the relay is lost,
-the next link goes directly to the controller, at once.
+the next link goes directly to the controller, at once. A later one goes to the relay of `--via` again, and directly if
+that relay does not carry it for `PATIENCE_S`: the relay may be gone for good, or call a new controller a little later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import socket
 import sys
 import time
@@ -22,6 +24,8 @@ from pathways.trust.credentials import HasCredentials
 #: A relay has heard of a machine after this time at most, in seconds.
 _KNOWN_S = 4.0
 _RETRY_S = 0.02
+#: An agent that has joined once waits so long for the relay of `--via`, in seconds.
+PATIENCE_S = 10.0
 
 _Dial = Callable[..., tuple[socket.socket, dict[str, Any]]]
 
@@ -56,10 +60,12 @@ class Ways:
         """
         self._dial, self._credentials, self._via = dial, credentials, via
         self._never = self._is_direct = credentials is None or is_relay
+        self._gives_up_at = math.inf  # waiting for `via`; at first, who starts the agent hears what is wrong
 
     def broke(self, link: OpenLink) -> bool:
         """This link is over. Whether the next one is to be opened at once, because only the relay may be lost."""
         self._is_direct = bool(link.relay) or self._never
+        self._gives_up_at = time.monotonic() + PATIENCE_S
         return bool(link.relay)
 
     def open(self, **hello: Any) -> OpenLink:
@@ -72,17 +78,23 @@ class Ways:
             self._is_direct = self._never
             return self._open_directly(hello)
         if self._via is not None:
-            return self._open_at(self._via, hello)
+            return self._open_at_or_directly(self._via, hello, time.monotonic() >= self._gives_up_at)
         first, welcome = self._dial("link-up", may_go_via=True, **hello)
         if "go_via" not in welcome:
             return self._with_second(first, welcome)
         first.close()
+        return self._open_at_or_directly(welcome["go_via"], hello, True)
+
+    def _open_at_or_directly(self, address: str, hello: dict[str, Any], may_be_direct: bool) -> OpenLink:
+        """A link over the relay at an address; directly if the relay does not carry it and that is allowed."""
         try:
-            return self._open_at(welcome["go_via"], hello)
+            return self._open_at(address, hello)
         except (errors.PathwaysError, OSError) as error:
-            why = f"the relay at {welcome['go_via']} does not carry this machine: {error}"
-            print(why, file=sys.stderr, flush=True)
-            return self._open_directly(hello)
+            if not may_be_direct:
+                raise
+            print(f"the relay at {address} does not carry this machine: {error}", file=sys.stderr, flush=True)
+        self._gives_up_at = time.monotonic() + PATIENCE_S  # if the controller is the one that is away
+        return self._open_directly(hello)
 
     def _open_directly(self, hello: dict[str, Any]) -> OpenLink:
         return self._with_second(*self._dial("link-up", **hello))

@@ -21,7 +21,7 @@ from pathways import errors
 from pathways.agent.link_door import FarLink, LinkDoor
 from pathways.transport import SILENCE_S, TAKES_NOTHING_S
 from pathways.transport.links import Links
-from pathways.trust import Identity, Port, Role, new_seal_key, seal_cipher
+from pathways.trust import Address, Identity, Port, Role, new_seal_key, seal_cipher
 
 #: Machines with links of their own, and machines of one relay, from which on the controller sends others to relays.
 FAN_OUT = 32
@@ -126,10 +126,12 @@ class Relays:
         name = identity.name
         if not self._is_direct(name):
             raise errors.ConnectError(f"{name} cannot be a relay: it has no link of its own to this cluster")
+        # It says where, unless it listens everywhere; then it is where it calls from.
+        where = hello.get("host") or identity.peer.rpartition(":")[0]
+        address = str(Address.parse(f"{where}:{hello.get('port')}"))
         self.lose(name, "it has called again")
-        there = identity.peer.rpartition(":")[0]
         trunk = FarLink(self._native.Carrier(self._links.native), identity, lambda why: self._lost(relay, why))
-        relay = Relay(name, f"pathways://{there}:{int(hello['port'])}", trunk)
+        relay = Relay(name, address, trunk)
 
         def look_for_breaks() -> None:
             for number, why in trunk.native.take_broken():
@@ -137,7 +139,7 @@ class Relays:
 
         trunk.on_delivered = look_for_breaks
         self._by_name[name] = relay
-        return trunk, {}
+        return trunk, {"address": address}
 
     def _opened(self, trunk: FarLink) -> None:
         print(f"the agent {trunk.identity.name} is a relay", file=sys.stderr, flush=True)

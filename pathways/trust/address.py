@@ -55,6 +55,11 @@ class Address:
         """`host:port`, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it stands for all addresses of a machine: who calls from elsewhere needs another one."""
+        return self.host in ("0.0.0.0", "::")
+
     def __str__(self) -> str:
         return _SCHEME + self.endpoint
 

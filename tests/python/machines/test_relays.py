@@ -29,14 +29,15 @@ from test_machine_faults import X, agent_process, placed, works
 
 import pathways as pw
 from pathways import _native, errors
+from pathways.agent import ways
 from pathways.agent.link_door import FarLink
-from pathways.agent.ways import Ways
+from pathways.agent.ways import OpenLink, Ways
 from pathways.cluster.agent_launcher import AgentHandle
 from pathways.controller.relays import FAN_OUT, Relay, Relays
 from pathways.process.run_directory import authority_folder
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop
-from pathways.trust import Credentials, Identity, Role, Tokens, dial, join, new_seal_key, seal_cipher
+from pathways.trust import Credentials, Identity, Role, Tokens, dial, dial_answered, join, new_seal_key, seal_cipher
 
 #: The islands, by the machines that join in this order.
 RELAY, FIRST, SECOND, DIRECT = range(4)
@@ -121,8 +122,9 @@ def via_of(cluster: pw.Cluster) -> dict[str, str]:
 def tree() -> Iterator[tuple[MachineCluster, pw.Cluster]]:
     """A relay, two machines that it carries, and one that it does not carry: an island each."""
     with MachineCluster(4, 1, 2, agents=0) as machines:
-        relay = machines.start_agent("relay", relay="127.0.0.1:0", island="0")
+        relay = machines.start_agent("relay", relay="0.0.0.0:0", island="0")
         relay.wait_joined()
+        assert relay.relay.startswith("pathways://127.0.0.1:"), "others cannot call 0.0.0.0"
         machines.start_agent("first", via=relay.relay, island="1").wait_joined()
         machines.start_agent("second", via=relay.relay, island="2").wait_joined()
         machines.start_agent("direct", island="3").wait_joined()
@@ -238,6 +240,8 @@ def test_who_may_relay_and_be_carried() -> None:
         refused("no relay of this cluster now", port, stranger, "link-up", via="nobody")
         refused("relay dials its own relay, in a circle", relay.relay, owner, "carry-up")
         refused("relay dials its own relay, in a circle", port, owner, "link-up", via="relay")
+        refused("neither a name nor an IP address", port, owner, "trunk-up", host="a b", port=1)
+        refused("a port is a number from 1", port, owner, "trunk-up", port="many")
         with pytest.raises(errors.OptionError, match="carry each other in a circle"):
             machines.start_agent("both", relay="127.0.0.1:0", via=relay.relay)
         with pytest.raises(errors.OptionError, match="a cluster with encryption"):
@@ -250,6 +254,10 @@ def test_who_may_relay_and_be_carried() -> None:
         machines.agents.pop("lost").close()
         with machines.connect() as cluster:
             assert via_of(cluster) == {"relay": "", "plain": ""}
+        # It may listen at another address than that by which it calls.
+        again, answer = dial_answered(port, owner, "trunk-up", host="127.0.0.9", port=7)
+        again.close()
+        assert answer["address"] == "pathways://127.0.0.9:7"
 
 
 def test_where_machines_are_sent() -> None:
@@ -306,3 +314,28 @@ def test_a_machine_goes_where_it_is_sent(capsys: pytest.CaptureFixture[str]) -> 
     said.clear()
     Ways(dialled, own(), None, True).open(hosts=1)  # a relay is never sent anywhere
     assert said[0] == ("link-up", {"hosts": 1})
+
+
+def test_a_relay_that_is_gone_for_good(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that has joined by --via goes on without its relay, also when its link breaks once more."""
+    said: list[Any] = []
+
+    def dialled(purpose: str, **fields: Any) -> tuple[Any, dict[str, Any]]:
+        said.append((purpose, fields))
+        return None, {"session": "s"}
+
+    own: Any = type("Own", (), {"current": lambda self: self, "is_expired": False, "client_context": lambda self: None})
+    found, gone = Ways(dialled, own(), "pathways://127.0.0.1:9", False), "nothing listens at 127.0.0.1:9"
+    with pytest.raises(errors.ConnectError, match=gone):
+        found.open()  # who starts the agent hears of it
+    carried: Any = OpenLink({}, None, None, "relay")  # type: ignore[arg-type]
+    assert found.broke(carried)
+    link = found.open()
+    assert not found.broke(link)
+    with pytest.raises(errors.ConnectError, match=gone):
+        found.open()  # the relay may come back
+    monkeypatch.setattr(ways, "PATIENCE_S", 0.0)
+    assert not found.broke(link)
+    assert found.open().relay == ""
+    assert said == [("link-up", {}), ("link-down", {"session": "s"})] * 2
+    assert gone in capsys.readouterr().err
