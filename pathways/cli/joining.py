@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -68,10 +69,13 @@ def shape_of(
 
 def tell_how_to_join(where: Listening, handle: LocalClusterHandle) -> None:
     """Prints the line by which the first machine joins, to standard error."""
-    from pathways.trust import Role, Tokens
+    from pathways.trust import Address, Role, Tokens
 
+    port = handle.port
+    if (listens := Address.parse(port)).is_everywhere:
+        port = str(Address(socket.gethostname(), listens.port))
     if not sys.stderr.isatty():  # what is printed may go to a journal, where a token is no secret
-        click.echo(f"machines join at {handle.port}; `pathways token --role host` makes a token for each", err=True)
+        click.echo(f"machines join at {port}; `pathways token --role host` makes a token for each", err=True)
         return
     token = Tokens(authority_folder(handle.directory)).make(Role.HOST, FIRST_TOKEN_S)
     options = handle.options
@@ -85,4 +89,4 @@ def tell_how_to_join(where: Listening, handle: LocalClusterHandle) -> None:
     )
     if where.insecure_plaintext:
         shape += " --insecure-plaintext"
-    click.echo(f"  PATHWAYS_TOKEN={token} \\\n    pathways agent {handle.port} {shape}", err=True)
+    click.echo(f"  PATHWAYS_TOKEN={token} \\\n    pathways agent {port} {shape}", err=True)

@@ -8,7 +8,9 @@ import pathlib
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ import pytest
 import yaml
 
 from pathways.cli import main
+from pathways.cli.joining import tell_how_to_join
+from pathways.cluster.launcher import Listening
 
 DEPLOY = pathlib.Path(__file__).parents[3] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -205,6 +209,19 @@ def test_the_commands_are_found() -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_the_batch_script_is_a_script() -> None:
     subprocess.run(["bash", "-n", str(DEPLOY / "slurm/pathways.sbatch")], check=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_the_batch_script_finds_the_port(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In what `pathways up` says into a file. That names this machine, because nobody elsewhere can call 0.0.0.0."""
+    handle: Any = types.SimpleNamespace(port="pathways://0.0.0.0:4711")
+    tell_how_to_join(Listening("0.0.0.0:0"), handle)
+    (tmp_path / "log").write_text(capsys.readouterr().err)
+    assert f"machines join at pathways://{socket.gethostname()}:4711; " in (tmp_path / "log").read_text()
+    lines = (DEPLOY / "slurm/pathways.sbatch").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith("port=")]
+    command = ["bash", "-c", f"private={tmp_path}; {line}; echo $port"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "4711\n"
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
