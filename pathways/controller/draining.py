@@ -72,7 +72,8 @@ class Draining:
             raise errors.OptionError(f"drain expects timeout= seconds, 0 or more, got {request.timeout_s:g}")
         target = self._target(request)
         resources = self._cluster.resources
-        for host in set(target.hosts) - (resources.drained - self._trying.keys()):
+        before = resources.drained - self._trying.keys()
+        for host in set(target.hosts) - before:
             self._trying[host] = self._trying.get(host, 0) + 1
         resources.set_drained(target.hosts, True)
         try:
@@ -97,7 +98,8 @@ class Draining:
             self._trying.pop(host, None)
         if target.machine is not None:
             await self._let_go(target.machine)
-            resources.set_drained(target.hosts, False)  # whoever takes the place next is another machine
+            # Whoever takes the place next is another machine; but what was drained by its number stays so.
+            resources.set_drained(set(target.hosts) - before, False)
         return target.island
 
     def undrain(self, request: pb.DrainRequest) -> int:
@@ -115,13 +117,11 @@ class Draining:
         what = request.WhichOneof("what")
         if what == "host":
             if not 0 <= request.host < topology.hosts:
-                raise errors.ConnectError(f"no host {request.host}: the cluster has hosts 0..{topology.hosts - 1}")
+                raise errors.ConnectError(f"no host {request.host}: the cluster has {topology.say_hosts()}")
             return _Target(f"host {request.host}", (request.host,), topology.island_of(request.host))
         if what == "island":
             if not 0 <= request.island < len(topology.islands):
-                raise errors.ConnectError(
-                    f"no island {request.island}: the cluster has islands 0..{len(topology.islands) - 1}"
-                )
+                raise errors.ConnectError(f"no island {request.island}: the cluster has {topology.say_islands()}")
             return _Target(f"island {request.island}", topology.islands[request.island], request.island)
         machine = self._cluster.agents.called(request.machine)
         hosts = topology.islands[machine.island]  # which all end with the machine

@@ -83,9 +83,7 @@ class _HostLog:
 
     def __init__(self, cluster: ClusterManager, request: pb.LogsRequest) -> None:
         if not 0 <= request.host < cluster.topology.hosts:
-            raise errors.ConnectError(
-                f"there is no host {request.host}: this cluster has the hosts 0 to {cluster.topology.hosts - 1}"
-            )
+            raise errors.ConnectError(f"no host {request.host}: the cluster has {cluster.topology.say_hosts()}")
         self._cluster = cluster
         self._host = request.host
         self._is_last = not request.HasField("restart")
@@ -121,7 +119,7 @@ class _HostLog:
         island = self._cluster.topology.island_of(self._host)
         host = self._cluster.hosts[self._host]
         if isinstance(host.process, NoProcess):
-            raise errors.ConnectError(f"host {self._host} has no log: no machine has joined as island {island} as yet")
+            raise errors.ConnectError(f"host {self._host} has no log: island {island} has not started as yet")
         raise errors.ConnectError(
             f"the log of host {self._host} is on a machine that is lost. {host.exit_report()} When its agent has "
             "joined again, --restart shows the logs that are still there"

@@ -139,21 +139,24 @@ class Places:
         count = len(self._shape.topology.islands)
         if asked.isdecimal() and asked.isascii():
             if int(asked) >= count:
-                there = f"the cluster has islands 0..{count - 1}" if count else "the cluster has no islands as yet"
-                raise errors.ConnectError(f"no island {asked}: {there}")
+                raise errors.ConnectError(f"no island {asked}: the cluster has {self._shape.topology.say_islands()}")
             return int(asked)
         return next((number for number, name in self._names.items() if name == asked), None)
 
     def _size(self, brought: _Brought, size: int) -> int:
         """How many hosts the island has, if it has `size` when the agent says nothing."""
         fixed = 0 if self._options.max_machines else self._options.hosts_per_island
-        asked = brought.island_hosts or fixed or size
-        if asked < brought.hosts or asked != (fixed or asked):
+        said = brought.island_hosts
+        if said is not None and said < brought.hosts:
             raise errors.ConnectError(
-                f"the agent brings {brought.hosts} hosts of an island of {asked} (--island-hosts), but the island has "
-                f"{fixed or brought.hosts}"
+                f"the agent brings {brought.hosts} hosts, and says --island-hosts {said}, which counts the island's "
+                "hosts on all of its machines"
             )
-        return asked
+        if fixed and said not in (None, fixed):
+            raise errors.ConnectError(
+                f"the agent says --island-hosts {said}, but an island of this cluster has {fixed} hosts: leave it out"
+            )
+        return said or fixed or size
 
     # -- islands -----------------------------------------------------------------------------------------------------
 
@@ -175,6 +178,10 @@ class Places:
             raise errors.ConnectError(
                 f"the agent says --island-hosts {brought.island_hosts}, but island {name} has {len(hosts)} hosts, as "
                 "its first agent said"
+            )
+        if brought.hosts > len(hosts):
+            raise errors.ConnectError(
+                f"the agent brings {brought.hosts} hosts, but island {name} has {len(hosts)}, as its first agent said"
             )
         free = len(self._free(island, taken))
         if free < brought.hosts:

@@ -80,7 +80,7 @@ class Islands:
         island.incarnation, island.is_up = -1, False
         island.predecessor_failure = f"{errors.HostLostError.__name__}: island {island.number} has not joined yet"
         island.predecessor_client = self.client_manager.youngest_client
-        self.cluster.resources.set_missing(island.number, "no machine has joined as yet")
+        self.cluster.resources.set_missing(island.number, "has not started as yet")
 
     def _joined(self, hosts: Sequence[int]) -> None:
         """An agent has taken the places of these hosts."""

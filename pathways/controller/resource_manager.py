@@ -289,18 +289,20 @@ class ResourceManager:
     ) -> tuple[int, tuple[int, ...]]:
         """An island, and devices there."""
         count = math.prod(sizes)
-        there = [each for each in range(len(self._load)) if self._topology.is_of_kind(each, kind)]
-        if kind is not None and not there:
-            kinds = ", ".join(self._topology.kinds()) or "none as yet"
-            raise SliceError(f"a slice of {kind!r} devices was asked for, but the cluster has: {kinds}")
         asked = (
             f"a slice of shape {sizes} ({count} devices) was asked for"
             if len(sizes) > 1
             else f"a slice of {count} devices was asked for"
         )
+        if not self._load:
+            raise SliceError(f"{asked}, but the cluster has {self._topology.say_islands()}; {_WAIT}")
+        there = [each for each in range(len(self._load)) if self._topology.is_of_kind(each, kind)]
+        if kind is not None and not there:
+            kinds = ", ".join(self._topology.kinds())
+            raise SliceError(f"a slice of {kind!r} devices was asked for, but the cluster has: {kinds}")
         if island is not None:
             if isinstance(island, bool) or not isinstance(island, int) or not 0 <= island < len(self._load):
-                raise SliceError(f"{asked} on island {island!r}, but the islands are 0..{len(self._load) - 1}")
+                raise SliceError(f"{asked} on island {island!r}, but the cluster has {self._topology.say_islands()}")
             if island not in there:
                 theirs = self._topology.platform_of(island)
                 raise SliceError(f"{asked} of {kind!r} devices, but those of island {island} are {theirs}")

@@ -109,6 +109,14 @@ class Topology:
         last = self.devices_of(self.hosts - 1)[-1]
         return f"devices 0..{last}" if last + 1 == self.devices else f"the {self.devices} devices of cluster.devices"
 
+    def say_hosts(self) -> str:
+        """Which hosts there are, for messages."""
+        return f"hosts 0..{self.hosts - 1}" if self.hosts else "no hosts as yet"
+
+    def say_islands(self) -> str:
+        """Which islands there are, for messages."""
+        return f"islands 0..{len(self.islands) - 1}" if self.islands else "no islands as yet"
+
     def transfer_space(self, host: int) -> int:
         """The memory space of a host's memory for transfers. The spaces of devices, which have their numbers, are
         before those of hosts.
@@ -131,7 +139,7 @@ class Topology:
     def island_of(self, host: int) -> int:
         """The island that `host` belongs to."""
         if not 0 <= host < self.hosts:
-            raise ValueError(f"no host {host}: the cluster has hosts 0..{self.hosts - 1}")
+            raise ValueError(f"no host {host}: the cluster has {self.say_hosts()}")
         return self.island_of_hosts[host]
 
     @functools.cached_property
@@ -160,7 +168,8 @@ class Topology:
             f"{count} islands x {hosts} hosts x {devices} {platform} devices"
             for (hosts, devices, platform), count in kinds.items()
         ]
-        machines = max(self.machines, default=0) + 1
+        # Of an island that agents bring, nobody knows here how many they are: all its hosts have one number, not 0.
+        machines = len(set(self.machines)) if 0 in self.machines else 1
         spread = f", on {machines} machines" if machines > 1 else ""
         return (" and ".join(said) or "no islands as yet") + spread
 

@@ -361,6 +361,29 @@ def test_two_drains_at_once(monkeypatch: pytest.MonkeyPatch, what: dict[str, int
     assert resources.drained == set()
 
 
+def test_a_machine_that_leaves_a_drained_island(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was drained by its number stays so until somebody undrains it."""
+    topology = Topology.grid(2, 2, 1)
+    resources = ResourceManager(topology)
+    is_lost = asyncio.Event()
+    machine = types.SimpleNamespace(island=1, is_lost=is_lost, let_go=is_lost.set)
+    agents = types.SimpleNamespace(called=lambda name: machine)
+    parts = {"topology": topology, "resources": resources, "agents": agents}
+    double: Any = types.SimpleNamespace(**parts, unless_ended=lambda future, timeout_s=None: future)
+    nothing: Any = None
+    drainer = draining.Draining(double, {}, nothing, nothing)
+
+    async def not_busy(hosts: Any) -> str:
+        return ""
+
+    monkeypatch.setattr(drainer, "_busy", not_busy)
+    for before in ([], [2], [2, 3], [0]):
+        resources.set_drained(range(4), False)
+        resources.set_drained(before, True)
+        assert asyncio.run(drainer.drain(pb.DrainRequest(machine="m1", timeout_s=1))) == 1
+        assert resources.drained == set(before)
+
+
 def test_what_makes_no_sense(cluster: pw.Cluster) -> None:
     for wrong in ({}, {"host": 1, "island": 0}, {"host": "1"}, {"island": True}, {"machine": 3}, {"host": -1}):
         with pytest.raises(pw.errors.OptionError):

@@ -171,7 +171,7 @@ def test_the_logs_of_a_local_cluster(own: LocalClusterHandle) -> None:
 
 def test_what_is_not_there(own: LocalClusterHandle) -> None:
     for arguments, words in (
-        (["2"], "there is no host 2: this cluster has the hosts 0 to 1"),
+        (["2"], "no host 2: the cluster has hosts 0..1"),
         (["m1"], "no machine can join this cluster: its hosts are all on the controller's machine"),
         (["agent:0"], "no machine can join this cluster"),
         (["0", "--restart", "3"], "no log of host 0 after 3 restarts where the host is; there are .* restarts: 0$"),
@@ -261,7 +261,7 @@ def test_the_logs_of_machines(machines: MachineCluster) -> None:
         assert text("m0", address, "--lines", 1) == text("agent:m0", address, "--lines", 1) == "a line of the agent\n"
         assert "the agent m0 has joined as island 0" in text("controller", address)
         for arguments, words in (
-            (["1"], "host 1 has no log: no machine has joined as island 1 as yet"),
+            (["1"], "host 1 has no log: island 1 has not started as yet"),
             (["m7"], "no machine 'm7' has joined this cluster; there are: m0"),
             (["0", "--restart", "5"], "no log of host 0 after 5 restarts where the host is; .* restarts: 0"),
         ):

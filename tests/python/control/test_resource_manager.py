@@ -165,7 +165,7 @@ def test_remap_moves_a_slice_and_its_load() -> None:
         (3, ("x",), None, "positive ints, got 3"),
         ((2, 2), ("x",), None, "has 2 axes, but 1 axis names"),
         ((2, 2), ("x", "x"), None, "differ"),
-        ((2,), ("x",), 2, "on island 2, but the islands are 0..1"),
+        ((2,), ("x",), 2, "on island 2, but the cluster has islands 0..1"),
         ((2,), ("x",), -1, "on island -1"),
         ((9,), ("x",), None, "9 devices was asked for, but a slice lies on one island and the biggest has 8"),
         ((3, 3), ("x", "y"), 1, "(9 devices) was asked for on island 1, which has 8 devices"),

@@ -60,8 +60,12 @@ def test_machines_bring_islands_of_any_shape(cluster: MachineCluster) -> None:
     """A client that came before all of them computes on the first, then on the third, and between them."""
     with pw.connect(cluster.address) as client:
         assert client.islands == () and client.devices == () and "no islands as yet" in repr(client)
-        with pytest.raises(errors.SliceError, match="no islands as yet"):
-            slice_of(client, 1)
+        for where in ({}, {"island": 0}, {"kind": "cpu"}):
+            with pytest.raises(errors.SliceError, match=r"the cluster has no islands as yet; `cluster.wait_for"):
+                slice_of(client, 1, **where)  # type: ignore[arg-type]
+        for named, why in (({"host": 0}, "no host 0: .* no hosts as yet"), ({"island": 0}, "no islands as yet")):
+            with pytest.raises(errors.ConnectError, match=why):
+                operator.undrain(cluster.address + "/control.sock", DrainTarget.of(**named))  # type: ignore[arg-type]
         first = joined(cluster, "one", hosts=1, devices_per_host=4)
         client.wait_for(4, START_S)
         small = slice_of(client, 4)
@@ -141,16 +145,19 @@ def test_who_does_not_fit_is_told(cluster: MachineCluster) -> None:
         )
         refused(cluster, "lost", "no island 99: the cluster has islands 0..0", island="99")
         pod = {"island": "pod", "fabric": "127.0.0.1"}
-        refused(cluster, "few", "brings 2 hosts of an island of 1", hosts=2, island_hosts=1, **pod)
+        refused(cluster, "few", "brings 2 hosts, and says --island-hosts 1", hosts=2, island_hosts=1, **pod)
         refused(cluster, "part", "1 of the 2 hosts of an island: start it with --island NAME", island_hosts=2)
         assert client.islands == before
         assert joined(cluster, "half", hosts=1, devices_per_host=2, island_hosts=2, **pod) == len(before)
+        with pytest.raises(errors.SliceError, match="on island 1, which has not started as yet"):
+            slice_of(client, 4, island=len(before))
         refused(
             cluster, "other", "hosts of 3 .*cpu.* devices, but the hosts of island 'pod'", devices_per_host=3, **pod
         )
         refused(
             cluster, "count", "says --island-hosts 3, but island 'pod' has 2", devices_per_host=2, island_hosts=3, **pod
         )
+        refused(cluster, "more", "brings 3 hosts, but island 'pod' has 2", hosts=3, devices_per_host=2, **pod)
         refused(cluster, "many", "has places for 1 hosts, and the agent brings 2", hosts=2, devices_per_host=2, **pod)
         joined(cluster, "rest", devices_per_host=2, **pod)
         client.wait_for(8, START_S)
@@ -178,7 +185,4 @@ def test_a_topology_grows() -> None:
     ]
     assert grown.kinds() == ("cpu", "cuda") and grown.is_of_kind(1, "gpu") and not grown.is_of_kind(0, "gpu")
     assert grown.transfer_space(2) == empty.transfer_space(2) == 64 * 8 + 2, "numbers of spaces never change"
-    assert (
-        grown.describe()
-        == "1 islands x 1 hosts x 4 cpu devices and 1 islands x 2 hosts x 8 cuda devices, on 3 machines"
-    )
+    assert grown.describe() == "1 islands x 1 hosts x 4 cpu devices and 1 islands x 2 hosts x 8 cuda devices"
