@@ -56,10 +56,10 @@ def find_fabric(wanted: str, is_trusted: bool) -> Fabric:
         found = [fabric for fabric in there if fabric.interface == wanted]
     else:
         try:
-            network = ipaddress.ip_network(wanted, strict=False)
+            network = ipaddress.IPv4Network(wanted, strict=False)
         except ValueError:
             raise errors.OptionError(
-                f"--fabric takes an address of this machine, an interface, a network such as 10.1.0.0/16, or "
+                f"--fabric takes an IPv4 address of this machine, an interface, a network such as 10.1.0.0/16, or "
                 f"link, not {wanted!r}; this machine has {shown}"
             ) from None
         found = [fabric for fabric in there if ipaddress.ip_address(fabric.address) in network]

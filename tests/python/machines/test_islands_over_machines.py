@@ -250,7 +250,7 @@ def test_collectives_use_the_fabric_alone() -> None:
         ({"hosts": 1, "island": "full", "fabric": "link"}, "machine one, .* is a network, and the agent's is link"),
         (
             {"hosts": 1, "island": "full", "fabric": "nowhere0"},
-            "--fabric takes an address of this machine, an interface",
+            "--fabric takes an IPv4 address of this machine, an interface",
         ),
     ],
 )
@@ -289,6 +289,10 @@ def test_where_a_fabric_is() -> None:
     assert ("lo", "127.0.0.1") in mine
     for wanted in ("lo", "127.0.0.1", "127.0.0.0/8"):
         assert find_fabric(wanted, False) == ("127.0.0.1", "lo")
+    assert find_fabric("127.0.0.9", False) == ("127.0.0.9", "lo")
+    for wanted in ("::1", "fe80::/10", "", "LINK", "10.1.0.0/99"):
+        with pytest.raises(errors.OptionError, match="--fabric takes an IPv4 address of this machine"):
+            find_fabric(wanted, False)
 
 
 def test_a_public_fabric_must_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
