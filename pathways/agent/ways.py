@@ -109,7 +109,11 @@ class Ways:
 
     def _open_at(self, address: str, hello: dict[str, Any]) -> OpenLink:
         """A link over the relay at an address."""
-        relay = str(ask(address, self._credentials, "relay", expects=Role.HOST)["name"])
+        try:
+            relay = str(ask(address, self._credentials, "relay", expects=Role.HOST)["name"])
+        except errors.ConnectError as error:
+            why = str(error).partition(": is the cluster up")[0]  # what follows is advice about a controller
+            raise errors.ConnectError(f"there is no relay at {address}: {why}") from None
         with contextlib.ExitStack() as stack:
             first, welcome = self._dial("link-up", via=relay, **hello)
             stack.callback(first.close)
