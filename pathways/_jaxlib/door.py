@@ -115,6 +115,16 @@ from pathways._jaxlib.processes import (
     keep_threads_of_parent,
     told_by_all,
 )
+from pathways._jaxlib.raw_modules import (
+    Form,
+    compile_raw,
+    form_of,
+    raw_call,
+    shown,
+    signature_of,
+    tiled_sharding,
+    tiles_of,
+)
 from pathways._jaxlib.references import (
     abstract_reference,
     accept_references,

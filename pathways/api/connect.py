@@ -133,6 +133,20 @@ def connect(
         return cluster
 
 
+def connect_apart(address: str, terms: ClientTerms) -> Cluster:
+    """A client of its own of the cluster at an address, whatever else this process is connected to: `connect` does not
+    find it, and nothing takes it as the current one.
+
+    Raises:
+        ConnectError, PermissionDeniedError, UnsupportedVersionError: see `connect`.
+    """
+    from pathways.cluster.connecting import connect_to
+
+    cluster = Cluster(connect_to(address, terms), object())
+    _terms_of[cluster] = terms
+    return cluster
+
+
 def _checked_bound(most: Any) -> int:
     is_integer = isinstance(most, numbers.Integral) and not isinstance(most, bool)
     if not (is_integer and 1 <= most < 1 << 31):

@@ -253,7 +253,7 @@ def layout_key(
     spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1 or axis in mesh.explicit) for axes in kind.spec)
     if spec != kind.spec:  # one name for one thing
         kind = dataclasses.replace(kind, spec=spec)
-    return (shape, dtype, kind.shape, kind.dtype, kind.spec, mesh.name, weak_type), kind
+    return (shape, dtype, kind.shape, kind.dtype, kind.spec, kind.tiling, mesh.name, weak_type), kind
 
 
 def make_layout(key: Any, kind: ArrayType, slice: Slice, mesh: MeshSpec, binding: SliceBinding) -> _core.Layout:

@@ -18,6 +18,7 @@ from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.logs import logs
 from pathways.cli.machines import drain, undrain
 from pathways.cli.on_ray import ray_options, start_on_ray, taken_ray_options
+from pathways.cli.proxy import proxy
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
 from pathways.cli.tokens import token
@@ -210,5 +211,5 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (agent, status, clients, drain, undrain, limit, logs, suspend, resume, token, trace, top):
+for each in (agent, status, clients, drain, undrain, limit, logs, proxy, suspend, resume, token, trace, top):
     main.add_command(each)

@@ -40,8 +40,9 @@ class ControlPlane(Protocol):
         axis_names: tuple[str, ...],
         island: int | None = None,
         kind: str | None = None,
+        devices: tuple[int, ...] = (),
     ) -> SliceBinding:
-        """Binds a new slice. Raises `SliceError` when that is impossible."""
+        """Binds a new slice; to `devices`, if there are some. Raises `SliceError` when that is impossible."""
 
     def release_slice(self, slice_id: int) -> None:
         """Ends a slice."""

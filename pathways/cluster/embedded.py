@@ -135,10 +135,11 @@ class EmbeddedControl:
         axis_names: tuple[str, ...],
         island: int | None = None,
         kind: str | None = None,
+        devices: tuple[int, ...] = (),
     ) -> SliceBinding:
         """See `ControlPlane`."""
         with self._lock:
-            return self._numbers.bind(self._resources.allocate(shape, axis_names, island, kind))
+            return self._numbers.bind(self._resources.allocate(shape, axis_names, island, kind, devices))
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""

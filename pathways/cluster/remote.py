@@ -190,10 +190,13 @@ class RemoteControl:
         axis_names: tuple[str, ...],
         island: int | None = None,
         kind: str | None = None,
+        devices: tuple[int, ...] = (),
     ) -> SliceBinding:
         """See `ControlPlane`."""
         try:
-            request = pb.AllocateSliceRequest(shape=shape, axis_names=axis_names, island=island, kind=kind)
+            request = pb.AllocateSliceRequest(
+                shape=shape, axis_names=axis_names, island=island, kind=kind, devices=devices
+            )
         except (TypeError, ValueError) as error:
             raise errors.SliceError(
                 f"a slice needs a shape of ints, axis names, an island number or None, and a kind or None, got "

@@ -14,6 +14,7 @@ Conventions:
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -59,11 +60,31 @@ class Memory(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How an array is cut where no spec can say it: into `grid` equal parts per dimension. Logical device i of the mesh
+    holds the part `cells[i]`, counted in C order of the grid. It is what XLA's shardings of whole tiles say.
+    """
+
+    grid: tuple[int, ...]
+    cells: tuple[int, ...]
+
+    def check(self, shape: tuple[int, ...], devices: int) -> None:
+        """Raises ValueError unless it cuts arrays of this shape, and gives each part to equally many of the devices."""
+        count = math.prod(self.grid)
+        if len(self.grid) != len(shape) or any(n < 1 or size % n for size, n in zip(shape, self.grid, strict=True)):
+            raise ValueError(f"an array of shape {shape} cannot be cut into {self.grid} equal parts")
+        held = collections.Counter(self.cells)
+        if len(self.cells) != devices or held.keys() != set(range(count)) or len(set(held.values())) != 1:
+            raise ValueError(f"{devices} devices do not hold each of {count} parts equally often: {self.cells}")
+
+
+@dataclasses.dataclass(frozen=True)
 class ArrayType:
     """Shape, dtype and placement of one logical array.
 
     `dtype` is the physical element type (of a PRNG key array, that of its uint32 words). `mesh` indexes
-    `LogicalProgram.meshes`. Only a move makes an array in host memory, and only a move reads it.
+    `LogicalProgram.meshes`. Only a move makes an array in host memory, and only a move reads it. With a `tiling`, that
+    says how the array is cut, and the spec cuts nothing.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +92,7 @@ class ArrayType:
     mesh: int
     spec: Spec
     memory: Memory = Memory.DEVICE
+    tiling: Tiling | None = None
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -79,10 +101,20 @@ class ArrayType:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.dtype, self.mesh, self.spec, self.memory))
+        return hash((self.shape, self.dtype, self.mesh, self.spec, self.memory, self.tiling))
 
     def __hash__(self) -> int:
         return self._hash
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """An array that shows shards of others: on logical device i, shard `shards[i]` of input `inputs[i]`, which lies on
+    the same device.
+    """
+
+    inputs: tuple[int, ...]
+    shards: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +129,10 @@ class Computation:
 
     A move has no module: it copies its one input from device memory to host memory, or back. `pathways.plan.offloads`
     makes moves.
+
+    `options` are XLA's (a serialized `CompileOptionsProto`) of a module that was compiled for its devices elsewhere:
+    hosts compile it as it is, with its own shardings and donations, and no axis names a device. `views` has an entry
+    per output of a computation without a module that only shows shards of its inputs, and copies nothing.
     """
 
     name: str
@@ -106,11 +142,13 @@ class Computation:
     outputs: tuple[ArrayType, ...]
     donated: tuple[bool, ...]
     callbacks: tuple[int, ...] = ()
+    options: bytes = b""
+    views: tuple[View, ...] = ()
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Tells its module from all others."""
-        return hashlib.sha256(self.module).hexdigest()[:32]
+        return hashlib.sha256(self.module + self.options).hexdigest()[:32]
 
     @property
     def is_move(self) -> bool:

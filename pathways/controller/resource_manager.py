@@ -114,6 +114,7 @@ class ResourceManager:
         axis_names: Sequence[str] | None = None,
         island: int | None = None,
         kind: str | None = None,
+        devices: Sequence[int] = (),
     ) -> SliceBinding:
         """Binds a new slice.
 
@@ -122,13 +123,14 @@ class ResourceManager:
             axis_names: one name per axis; `axis0`, `axis1`, ... when not given.
             island: the island to use; the least loaded one that is big enough when not given.
             kind: what the devices must be: a platform, or "gpu"; any when not given.
+            devices: one per virtual device; the manager chooses them when there are none.
 
         Raises:
             SliceError: the request is invalid or fits on no island; the message names the request and the inventory.
         """
         sizes, names = self._checked(shape, axis_names)
-        index, devices = self._choose(sizes, island, kind)
-        binding = self._bind(self._next_slice, sizes, names, index, devices)
+        index, chosen = self._named("a slice", sizes, devices) if devices else self._choose(sizes, island, kind)
+        binding = self._bind(self._next_slice, sizes, names, index, chosen)
         self._next_slice += 1
         return binding
 
@@ -154,7 +156,13 @@ class ResourceManager:
         old = self._get(slice_id)
         sizes = self._checked(shape, old.axis_names)[0] if shape else old.shape
         if devices:
-            island, new = self._named(slice_id, sizes, devices)
+            island, new = self._named(f"slice {slice_id}", sizes, devices)
+            if not self._is_like(island, old):
+                theirs = self._topology.platform_of
+                raise SliceError(
+                    f"slice {slice_id} is of {theirs(old.island)} devices, but devices {list(new)} are "
+                    f"{theirs(island)} devices: its programs do not run there"
+                )
         else:
             places = self.places(slice_id, sizes)
             island, new = places[0] if places else self._choose(sizes, None, self._topology.platform_of(old.island))
@@ -195,12 +203,12 @@ class ResourceManager:
             self._add_load(old.devices, 1)
         return [(island, devices) for island, devices in found if devices is not None]
 
-    def _named(self, slice_id: int, sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    def _named(self, what: str, sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """The island and the devices that a client has named for a slice."""
         count = math.prod(sizes)
         new = tuple(int(device) for device in devices)
         if len(new) != count or len(set(new)) != len(new):
-            raise SliceError(f"slice {slice_id} of shape {sizes} needs {count} distinct devices, got {list(new)}")
+            raise SliceError(f"{what} of shape {sizes} needs {count} distinct devices, got {list(new)}")
         if bad := [device for device in new if not self._topology.has_device(device)]:
             raise SliceError(f"no device {bad[0]}: the cluster has {self._topology.say_devices()}")
         homes = {self._topology.island_of(device // self._topology.devices_per_host) for device in new}
@@ -209,11 +217,6 @@ class ResourceManager:
         if closed := self._drained & set(self._topology.hosts_of(new)):
             raise SliceError(f"devices {list(new)} lie on drained hosts {sorted(closed)}; {_UNDRAIN}")
         island = homes.pop()
-        if not self._is_like(island, self._get(slice_id)):
-            raise SliceError(
-                f"slice {slice_id} is of {self._topology.platform_of(self._get(slice_id).island)} devices, but devices "
-                f"{list(new)} are {self._topology.platform_of(island)} devices: its programs do not run there"
-            )
         if island in self._missing:
             raise SliceError(f"devices {list(new)} are on island {island}, which {self._missing[island]}; {_WAIT}")
         return island, new

@@ -143,7 +143,8 @@ class ControllerService(rpc.ControllerServicer):
         island = request.island if request.HasField("island") else None
         _check_count("slices", client.slices)
         kind = request.kind if request.HasField("kind") else None
-        binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island, kind)
+        shape, names = tuple(request.shape), tuple(request.axis_names)
+        binding = self._cluster.resources.allocate(shape, names, island, kind, tuple(request.devices))
         client.slices.add(binding.slice_id)
         reply = dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
         try:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from pathways import _jaxlib
 from pathways.compiler import specs
 from pathways.plan.resharding import Placement
 from pathways.quirks import quirks_of
@@ -42,7 +43,7 @@ class HostDevices:
         ]
         self._by_number = dict(zip(numbers, island, strict=True))
         self.quirks = quirks_of(local[0].platform)
-        self._shardings: dict[Any, NamedSharding] = {}
+        self._shardings: dict[Any, Any] = {}
 
     @property
     def has_peers(self) -> bool:
@@ -70,11 +71,15 @@ class HostDevices:
         """Whether the island has a device of that global number."""
         return number in self._by_number
 
-    def sharding(self, placed: Placement) -> NamedSharding:
-        """The sharding of a placement's arrays."""
-        key = (placed.mesh.axes, placed.devices, placed.type.spec)
+    def sharding(self, placed: Placement) -> Any:
+        """The sharding of a placement's arrays: a `NamedSharding`; one of XLA's own for a tiling."""
+        tiling = placed.type.tiling
+        key = (placed.mesh.axes, placed.devices, placed.type.spec, tiling)
         known = self._shardings.get(key)
-        if known is None:
+        if known is None and tiling is not None:
+            devices = [self.device(number) for number in placed.devices]
+            known = self._shardings[key] = _jaxlib.tiled_sharding(devices, tiling.grid, tiling.cells)
+        elif known is None:
             mesh = device_mesh(placed.mesh.axes, [self.device(number) for number in placed.devices])
             known = self._shardings[key] = NamedSharding(mesh, specs.to_partition_spec(placed.type.spec))
         return known

@@ -89,6 +89,8 @@ class Executable:
     memory: MemoryStats
     cost: Callable[[], dict[str, float]]  # XLA's estimates: "flops", "bytes accessed", ...; of one device
     kept_bytes: int = 0  # about what it takes in this process
+    form: _jaxlib.Form | None = None  # of a raw module
+    raw: Any = None  # XLA's executable of a raw module, from which this is made; keeps it in the cache
 
 
 def _mesh(computation: Computation, devices: Sequence[jax.Device], axes: Axes) -> Mesh:
@@ -201,9 +203,14 @@ def load(
         call = jitted
     else:
         call = _jaxlib.direct_call(compiled)
-    memory = _memory(compiled)
-    kept = _EXECUTABLE_BYTES + len(computation.module) + memory.code_bytes
-    return Executable(call, in_shardings, out_shardings, memory, functools.partial(_cost, compiled), kept)
+    memory = memory_of(compiled.memory_analysis())
+    kept = kept_bytes(computation, memory)
+    return Executable(call, in_shardings, out_shardings, memory, functools.partial(cost_of, compiled), kept)
+
+
+def kept_bytes(computation: Computation, memory: MemoryStats) -> int:
+    """About what an executable takes in this process."""
+    return _EXECUTABLE_BYTES + len(computation.module) + memory.code_bytes
 
 
 def _jit(
@@ -229,12 +236,13 @@ def _jit(
     return jitted, in_shardings, out_shardings
 
 
-def _cost(compiled: Any) -> dict[str, float]:
+def cost_of(compiled: Any) -> dict[str, float]:
+    """XLA's estimates for an executable."""
     return {str(name): float(value) for name, value in (compiled.cost_analysis() or {}).items()}
 
 
-def _memory(compiled: Any) -> MemoryStats:
-    stats = compiled.memory_analysis()
+def memory_of(stats: Any) -> MemoryStats:
+    """What XLA says of an executable's memory, if it says something."""
     if stats is None:
         return MemoryStats(0, 0, 0, 0, 0)
     return MemoryStats(
@@ -279,7 +287,16 @@ class ExecutableCache:
         whose = client if computation.callbacks else None
         where = tuple(d.id for d in devices)
         axes = _needed_axes(computation, axes)
+
+        def make() -> Executable:
+            ask = asker(len(devices)) if computation.callbacks and asker is not None else None
+            return load(computation, devices, donate, ask, axes)
+
         key = (whose, computation.fingerprint, computation.inputs, computation.outputs, where, donate, axes)
+        return self.once(key, make)
+
+    def once(self, key: Hashable, make: Callable[[], Executable]) -> Executable:
+        """The executable of this key; the first thread that asks for it makes it."""
         with self._lock:
             there = self._used.get(key)
             if there is not None:
@@ -291,8 +308,7 @@ class ExecutableCache:
                 loading = self._loading[key] = Future()
         if mine:
             try:
-                ask = asker(len(devices)) if computation.callbacks and asker is not None else None
-                made = load(computation, devices, donate, ask, axes)
+                made = make()
             except BaseException as error:
                 with self._lock:
                     del self._loading[key]

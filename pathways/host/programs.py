@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ import jax
 
 from pathways import _jaxlib, _native
 from pathways.compiler.ir import LogicalProgram
-from pathways.host import executables, memory_moves
+from pathways.host import executables, memory_moves, raw_computations
 from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
@@ -138,7 +139,11 @@ class Programs:
         if registered is None:
             return {}
         return {
-            launch.computation: pb.ComputationAnalysis(memory=dataclasses.asdict(loaded.memory), cost=loaded.cost())
+            launch.computation: pb.ComputationAnalysis(
+                memory=dataclasses.asdict(loaded.memory),
+                cost=loaded.cost(),
+                form=None if loaded.form is None else dataclasses.asdict(loaded.form),
+            )
             for launch, loaded in zip(registered.plan.launches, self._load(registered), strict=True)
         }
 
@@ -193,7 +198,15 @@ class Programs:
             if computation.is_move:
                 loaded.append(memory_moves.load(bound.moved(computation), self._devices))
                 continue
+            if computation.views:
+                loaded.append(raw_computations.view(bound, computation, self._devices))
+                continue
             devices = [self._devices.device(number) for number in bound.bindings[computation.mesh]]
+            if computation.options:
+                compile_it = functools.partial(raw_computations.compile_raw, computation, devices)
+                compiled = self._executables.once((computation.fingerprint, *(d.id for d in devices)), compile_it)
+                loaded.append(raw_computations.load(compiled, bound, computation, self._devices, launch.donates))
+                continue
             axes = bound.program.meshes[computation.mesh].axes
             loaded.append(
                 self._executables.load(computation, devices, launch.donates, registered.client, registered.asker, axes)

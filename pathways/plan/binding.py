@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pathways import _native
 from pathways.compiler.donation import agree
-from pathways.compiler.ir import Computation, LogicalProgram, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.compiler.printing import when_text
 from pathways.plan.branching import Branching, write
 from pathways.plan.exchange_shape import EXCHANGES, ExchangeShape, shard_ranges
 from pathways.plan.resharding import Placement, ReshardPlan, reshard_plan
+from pathways.plan.viewing import viewed_here
 
 #: The most pairs of hosts that the text of one transfer names.
 _PAIRS_SHOWN = 8
@@ -63,15 +64,18 @@ class BoundProgram:
     devices_per_host: int
     islands: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
+    def placement(self, type: ArrayType) -> Placement:
+        """A type of the program on physical devices."""
+        return Placement(type, self.program.meshes[type.mesh], self.bindings[type.mesh])
+
     def placed(self, value: int) -> Placement:
-        """The placement of a value: its type on physical devices."""
-        kind = self.program.values[value]
-        return Placement(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
+        """The placement of a value."""
+        return self.placement(self.program.values[value])
 
     def moved(self, move: Computation) -> Placement:
         """Where a move puts its array."""
         (type,) = move.outputs
-        return Placement(type, self.program.meshes[move.mesh], self.bindings[move.mesh])
+        return self.placement(type)
 
     def hosts_of_mesh(self, mesh: int) -> tuple[int, ...]:
         """Hosts with devices in a mesh, ascending."""
@@ -122,8 +126,8 @@ def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
 def pinned(bound: BoundProgram) -> frozenset[int]:
     """The values that must not be donated (MEM-4), for one of two reasons. A transfer or an exchange may read its
     inputs after the launches that follow it. The source and target of a transfer may share memory, when their slices
-    share a device. The result of a select is the buffer of one of the values that it selects from, so it is pinned as
-    they are. The scalar of a choice is pinned because its owner may read it late.
+    share a device; a view shares that of its inputs. The result of a select is the buffer of one of the values that it
+    selects from, so it is pinned as they are. The scalar of a choice is pinned because its owner may read it late.
     """
     out = {predicate.value for predicate in bound.program.predicates}
     if bound.program.decides >= 0:
@@ -133,6 +137,8 @@ def pinned(bound: BoundProgram) -> frozenset[int]:
             out.add(node.inputs[0])
         elif node.kind in EXCHANGES:
             out.update(node.inputs)
+        elif node.kind is NodeKind.CALL and bound.program.computations[node.computation].views:
+            out.update(node.inputs, node.outputs)
         elif node.kind is NodeKind.TRANSFER:
             source, target = node.inputs[0], node.outputs[0]
             out.add(source)
@@ -188,18 +194,22 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False, devices: 
     write_node: Callable[..., None]
     for index, node in enumerate(program.nodes):
         if node.kind is NodeKind.CALL:
-            mesh = program.computations[node.computation].mesh
+            called = program.computations[node.computation]
+            mesh = called.mesh
             if host not in holders[mesh]:
                 continue
+            needed: Sequence[int] = node.inputs
+            if called.views:
+                needed = [needed[i] for i in viewed_here(called, bound.bindings, bound.devices_per_host, host).inputs]
             launch = launches.setdefault(Launch(node.computation, donates[index]), len(launches))
             write_node = functools.partial(
                 _native.PlanBuilder.call,
                 computation=launch,
                 node=index,
-                inputs=[number(v) for v in node.inputs],
+                inputs=[number(v) for v in needed],
                 outputs=[number(v) for v in node.outputs],
                 devices=masks[mesh],
-                gang=len(holders[mesh]) > 1 and not program.computations[node.computation].is_move,
+                gang=len(holders[mesh]) > 1 and not (called.is_move or called.views),
             )
             calls.append(node)
         elif node.kind is NodeKind.SELECT:

@@ -94,13 +94,17 @@ class Profile:
         self._receive_bytes_of = {  # those of them on this host: the bytes they take there
             value: self._receive_bytes(value) for value in self._received if host in self._hosts(value)
         }
-        self._same = {  # outputs of transfers that move no bytes
+        self._same = {  # outputs of transfers that move no bytes, and of views
             node.outputs[0]
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER
             and node.outputs[0] not in self._receive_bytes_of
             and self._lies_alike(node.inputs[0], node.outputs[0])
         }
+        results = set(program.results)
+        for node in program.nodes:  # a view takes no memory; but one that is a result outlives what it shows
+            if node.kind is NodeKind.CALL and program.computations[node.computation].views:
+                self._same.update(set(node.outputs) - results)
         #: Values that stay in the memory of this host.
         self._on_no_device = {value for value, type in enumerate(program.values) if type.memory is Memory.HOST}
         if receives_on_host:

@@ -16,6 +16,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.shard_packing import Packing
 
@@ -32,6 +34,8 @@ class Placement:
 
     def parts(self) -> tuple[int, ...]:
         """Per dimension, the number of parts into which it is cut."""
+        if self.type.tiling is not None:
+            return self.type.tiling.grid
         sizes = dict(self.mesh.axes)
         return tuple(math.prod(sizes[axis] for axis in axes) for axes in self.type.spec)
 
@@ -48,6 +52,8 @@ class Placement:
     @functools.cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
         """The cell of each logical device."""
+        if (tiling := self.type.tiling) is not None:
+            return tuple(tuple(map(int, np.unravel_index(cell, tiling.grid))) for cell in tiling.cells)
         sizes = [size for _, size in self.mesh.axes]
         names = [name for name, _ in self.mesh.axes]
         out = []

@@ -36,7 +36,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.compiler.ir import ArrayType, MeshSpec, Tiling
 from pathways.plan.resharding import Placement
 
 #: A placeholder in a spec: each host replaces it by its own number.
@@ -73,6 +73,7 @@ class Mode(enum.IntEnum):
 
 def define(number: int, placed: Placement) -> bytes:
     """Describes a placement. Later commands name it by `number`."""
+    tiling = placed.type.tiling
     return (
         b"D"
         + json.dumps(
@@ -82,6 +83,7 @@ def define(number: int, placed: Placement) -> bytes:
                 "dtype": placed.type.dtype.name,
                 "axes": placed.mesh.axes,
                 "spec": placed.type.spec,
+                "tiling": None if tiling is None else [tiling.grid, tiling.cells],
                 "devices": placed.devices,
             }
         ).encode()
@@ -101,6 +103,7 @@ def parse_define(payload: bytes) -> tuple[int, Placement]:
         shape = tuple(_whole(size) for size in fields["shape"])
         devices = tuple(_whole(device) for device in fields["devices"])
         number, dtype = _whole(fields["id"]), dtype_of(str(fields["dtype"]))
+        tiling = fields["tiling"] and Tiling(*(tuple(map(_whole, numbers)) for numbers in fields["tiling"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a placement is not described as it should be: {error!r}") from error
     sizes = dict(axes)
@@ -109,10 +112,14 @@ def parse_define(payload: bytes) -> tuple[int, Placement]:
         raise ValueError(f"a placement cuts by the axes {named}, its mesh has {list(sizes)}")
     if math.prod(sizes.values()) != len(devices) or len(set(devices)) != len(devices):
         raise ValueError(f"a placement has {len(devices)} devices for a mesh of {list(sizes.values())}, or one twice")
+    if tiling:
+        tiling.check(shape, len(devices))
+        if named:
+            raise ValueError(f"a placement cuts by the axes {named}, and by a tiling")
     parts = [math.prod(sizes[axis] for axis in cut) for cut in spec]
     if len(spec) != len(shape) or any(size % part for size, part in zip(shape, parts, strict=True)):
         raise ValueError(f"a placement cuts {list(shape)} into {parts} parts")
-    return number, Placement(ArrayType(shape, dtype, 0, spec), MeshSpec("put", axes), devices)
+    return number, Placement(ArrayType(shape, dtype, 0, spec, tiling=tiling), MeshSpec("put", axes), devices)
 
 
 def _whole(value: Any, least: int = 0) -> int:

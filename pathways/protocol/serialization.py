@@ -19,7 +19,17 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import MOST_CASES, MOST_NESTED, ArrayType, Computation, LogicalProgram, Memory, Node, NodeKind
+from pathways.compiler.ir import (
+    MOST_CASES,
+    MOST_NESTED,
+    ArrayType,
+    Computation,
+    LogicalProgram,
+    Memory,
+    Node,
+    NodeKind,
+    Tiling,
+)
 from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
@@ -71,6 +81,8 @@ def _read_type(data: bytes) -> ArrayType:
 def _dumped(item: Any, field: Any) -> Any:
     if field.message_type is pb.ArrayType.DESCRIPTOR:
         return [_type_message(each) for each in item]
+    if field.message_type is not None and field.has_presence:
+        return None if item is None else _fields(item, field.message_type)
     if field.message_type is not None:
         return [_fields(each, field.message_type) for each in item]
     return item.name if isinstance(item, np.dtype | enum.Enum) else item
@@ -89,8 +101,10 @@ def load(message: Message, kind: type[_T]) -> _T:
 
 
 def _loaded(message: Any, field: Any, hint: Any) -> Any:
-    if field.has_presence and not message.HasField(field.name):
-        return None
+    if field.has_presence:
+        if not message.HasField(field.name):
+            return None
+        hint = next(each for each in typing.get_args(hint) or (hint,) if each is not type(None))
     item = getattr(message, field.name)
     if field.enum_type is None:
         return _value(item, hint)
@@ -166,10 +180,13 @@ def load_program(data: bytes) -> LogicalProgram:
         if any(size < 0 for size in array.shape):
             raise PlanError(f"an array has the shape {array.shape}")
         _check("mesh", [array.mesh], len(program.meshes))
+        if array.tiling is not None:
+            _check_tiling(array.tiling, array, program.meshes[array.mesh].size)
     _check("mesh", [computation.mesh for computation in program.computations], len(program.meshes))
     is_offloaded = any(type.memory is Memory.HOST for type in types)
     for computation in program.computations:
         _check_move(computation)
+        _check_views(computation, program)
     for node in program.nodes:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
@@ -194,6 +211,32 @@ def load_program(data: bytes) -> LogicalProgram:
     if program.decides != -1:
         _check("value", [program.decides], len(program.values))
     return program
+
+
+def _check_tiling(tiling: Tiling, array: ArrayType, devices: int) -> None:
+    try:
+        tiling.check(array.shape, devices)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    if any(array.spec):
+        raise PlanError(f"an array is cut by a tiling, and by the axes {array.spec}")
+
+
+def _check_views(computation: Computation, program: LogicalProgram) -> None:
+    """Views show shards that their inputs have; who has views, or options, is nothing else."""
+    views, what = computation.views, f"computation {computation.name!r}"
+    if (views or computation.options) and (computation.callbacks or computation.is_move):
+        raise PlanError(f"{what} has views or options, and callbacks or a move")
+    if not views:
+        return
+    if computation.module or computation.options or any(computation.donated) or len(views) != len(computation.outputs):
+        raise PlanError(f"{what} shows {len(views)} views as {len(computation.outputs)} outputs, or does more")
+    for view in views:
+        if len({len(view.inputs), len(view.shards), program.meshes[computation.mesh].size}) != 1:
+            raise PlanError(f"{what} has a view of {len(view.inputs)} shards on another number of devices")
+        _check("input", view.inputs, len(computation.inputs))
+        for number, shard in zip(view.inputs, view.shards, strict=True):
+            _check("shard", [shard], program.meshes[computation.inputs[number].mesh].size)
 
 
 def _check_move(computation: Computation) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.compiler.ir import ArrayType, MeshSpec, Tiling
 from pathways.plan.resharding import Block, Placement, ReshardPlan, rectangle, reshard_plan, slices
 
 MESHES = [(), (1,), (2,), (3,), (4,), (8,), (2, 2), (4, 2), (2, 4), (1, 4), (2, 3), (2, 2, 2)]
@@ -55,6 +55,14 @@ def pairs(draw: Any) -> tuple[Placement, Placement, int]:
         devices = draw(st.permutations(range(12)))[: math.prod(mesh)]
         made.append(placed(tuple(shape), mesh, spec, tuple(devices)))
     return made[0], made[1], draw(st.sampled_from([1, 2, 4, 12]))
+
+
+def tiled(where: Placement) -> Placement:
+    """The same placement, said by a tiling."""
+    grid = where.parts()
+    cells = tuple(int(np.ravel_multi_index(cell, grid)) if grid else 0 for cell in where.cells)
+    kind = ArrayType(where.type.shape, where.type.dtype, 0, ((),) * len(grid), tiling=Tiling(grid, cells))
+    return Placement(kind, where.mesh, where.devices)
 
 
 def shards_of(where: Placement, full: np.ndarray) -> dict[int, np.ndarray]:
@@ -263,3 +271,27 @@ def test_pieces_of_the_packed_form(pair: tuple[Placement, Placement, int]) -> No
         assert needed[host, at : at + nbytes].all()
         needed[host, at : at + nbytes] = False
     assert not needed.any()
+
+
+@given(pairs())
+def test_a_tiling_is_what_a_spec_says(pair: tuple[Placement, Placement, int]) -> None:
+    source, target, each = pair
+    assert reshard_plan(tiled(source), tiled(target), each) == reshard_plan(source, target, each)
+    assert tiled(source).pieces(each) == source.pieces(each)
+
+
+@pytest.mark.parametrize(
+    ("grid", "cells", "words"),
+    [
+        ((2,), (0, 1), "cannot be cut into"),
+        ((3, 1), (0, 1, 2), "cannot be cut into"),
+        ((0, 1), (), "cannot be cut into"),
+        ((2, 1), (0, 1, 1), "equally often"),
+        ((2, 1), (0, 0), "equally often"),
+        ((2, 1), (0, 2), "equally often"),
+        ((2, 1), (0, 1, 0, 1, 0, 1), "4 devices"),
+    ],
+)
+def test_tilings_that_cut_nothing_evenly(grid: tuple[int, ...], cells: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Tiling(grid, cells).check((4, 4), 4 if words == "4 devices" else len(cells))

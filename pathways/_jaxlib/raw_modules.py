@@ -1,0 +1,187 @@
+"""Modules that were made for their devices elsewhere: compiled as they are, without a trace and without named axes.
+
+A client that speaks XLA's own language sends them. Their shardings are XLA's: tiles, and which device has which of
+them. `pathways/host/raw_computations.py` calls these functions; any thread may.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jaxlib._jax as xla
+import numpy as np
+from jax._src import core, sharding_impls
+from jaxlib import _hlo
+from jaxlib.mlir import ir
+
+from pathways._jaxlib.mlir_modules import main_function, mlir_context, parse, parse_portable, shape_and_dtype
+
+#: In the first line of a module's text: what outputs take the memory of which inputs.
+_ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, [a-z_]+=|\s*$)")
+_ALIASED = re.compile(r"\((\d+), \{")
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What XLA says of a compiled module. Shardings are serialized `OpSharding`s, () where XLA has none."""
+
+    parameter_shardings: tuple[bytes, ...]
+    output_shardings: tuple[bytes, ...]
+    output_memory_kinds: tuple[str, ...]
+    parameter_layouts: tuple[str, ...]
+    output_layouts: tuple[str, ...]
+    donated: tuple[int, ...]
+    fingerprint: bytes
+    text: str
+
+
+def compile_raw(module: bytes, options: bytes, devices: Sequence[jax.Device]) -> Any:
+    """Compiles a portable module for these devices. Its options name other ones, in the same order.
+
+    Raises:
+        RuntimeError, ValueError: XLA refused it.
+    """
+    parsed = xla.CompileOptions.ParseFromString(options)
+    count = parsed.num_replicas * parsed.num_partitions
+    if count != len(devices):
+        raise ValueError(f"a module for {count} devices, and {len(devices)} were given")
+    numbers = np.array([device.id for device in devices], dtype=np.int64)
+    parsed.device_assignment = xla.DeviceAssignment.create(numbers.reshape(parsed.num_replicas, parsed.num_partitions))
+    parsed.compile_portable_executable = False  # such a one runs where its arguments are, and has none perhaps
+    return devices[0].client.compile_and_load(module, xla.DeviceList(tuple(devices)), parsed)
+
+
+def signature_of(module: bytes) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
+    """The name of a portable module, and shape and element type of each of its parameters and results.
+
+    Raises:
+        ValueError: it cannot be read, or takes or gives what is no array.
+    """
+    with mlir_context():
+        try:
+            parsed = parse_portable(module)
+        except Exception:  # not portable: text, or plain bytecode
+            try:
+                parsed = parse(module)
+            except Exception as error:
+                raise ValueError(f"a module that cannot be read: {error}") from None
+        name = (
+            ir.StringAttr(parsed.operation.attributes["sym_name"]).value
+            if "sym_name" in parsed.operation.attributes
+            else "main"
+        )
+        main = main_function(parsed).type
+        try:
+            parameters, results = (tuple(map(shape_and_dtype, types)) for types in (main.inputs, main.results))
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"module {name!r} takes or gives what is no array: {error}") from None
+    return name, parameters, results
+
+
+def form_of(executable: Any) -> Form:
+    """What XLA says of an executable."""
+    text = "\n\n".join(module.to_string() for module in executable.hlo_modules())
+    aliases = _ALIASES.search(text.split("\n", 1)[0])
+    donated = {int(number) for number in _ALIASED.findall(aliases[1])} if aliases else set()
+    kinds = executable.get_output_memory_kinds()
+    return Form(
+        tuple(each.SerializeToString() for each in executable.get_parameter_shardings() or ()),
+        tuple(each.SerializeToString() for each in executable.get_output_shardings() or ()),
+        tuple(kinds[0]) if kinds else (),
+        tuple(map(str, executable.get_parameter_layouts())),
+        tuple(map(str, executable.get_output_layouts())),
+        tuple(sorted(donated)),
+        executable.fingerprint or b"",
+        text,
+    )
+
+
+def raw_call(
+    executable: Any,
+    outputs: Sequence[tuple[tuple[int, ...], np.dtype, Any]],
+    copied: Sequence[int],
+) -> Callable[..., Any]:
+    """A call of an executable: arrays in, a list of arrays out.
+
+    Args:
+        executable: as `compile_raw` gives it.
+        outputs: shape, element type and sharding of each.
+        copied: the inputs of which it gets copies, because it donates them and the caller keeps them.
+    """
+    handlers = [
+        xla.array_result_handler(core.ShapedArray(shape, dtype), sharding, True, True)
+        for shape, dtype, sharding in outputs
+    ]
+    execute = executable.execute_sharded
+
+    def call(*arrays: Any) -> Any:
+        return execute(arrays).consume_with_handlers(handlers)
+
+    def call_on_copies(*arrays: Any) -> Any:
+        given = list(arrays)
+        for number in copied:
+            given[number] = _copy(given[number])
+        return execute(given).consume_with_handlers(handlers)
+
+    return call_on_copies if copied else call
+
+
+def _copy(array: Any) -> Any:
+    """An array with memory of its own, shard by shard: other processes need not take part."""
+    shards = [shard.copy() for shard in array._arrays]
+    return shown(array.aval, array.sharding, shards)
+
+
+def shown(aval: Any, sharding: Any, shards: Sequence[Any]) -> Any:
+    """An array that consists of these local arrays of one device each, in the order of the sharding's local devices."""
+    return xla.ArrayImpl(aval, sharding, list(shards), True, True)
+
+
+def tiled_sharding(devices: Sequence[jax.Device], grid: Sequence[int], cells: Sequence[int]) -> Any:
+    """The sharding by which devices[i] holds part `cells[i]` of an array that is cut into `grid` parts per dimension.
+    Each part lies on equally many devices.
+    """
+    count = math.prod(grid)
+    if count == 1:
+        return sharding_impls.GSPMDSharding(tuple(devices), _hlo.HloSharding.replicate())
+    replicas = len(cells) // count
+    op = _hlo.OpSharding()
+    op.type = _hlo.OpSharding.Type.OTHER
+    op.tile_assignment_dimensions = [*grid, replicas] if replicas > 1 else list(grid)
+    op.tile_assignment_devices = sorted(range(len(cells)), key=lambda number: cells[number])
+    op.replicate_on_last_tile_dim = replicas > 1
+    return sharding_impls.GSPMDSharding(tuple(devices), _hlo.HloSharding.from_proto(op))
+
+
+def tiles_of(sharding: bytes, dimensions: int, devices: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """What a serialized `OpSharding` says for an array of so many dimensions on so many devices: the grid, the cells
+    (see `tiled_sharding`), and whether devices of one cell hold the same. Otherwise each has a part of a sum, or what a
+    program by hand has given it.
+
+    Raises:
+        ValueError: it does not cut into whole tiles.
+    """
+    op = _hlo.OpSharding()
+    op.ParseFromString(sharding)
+    found = _hlo.HloSharding.from_proto(op)
+    if found.is_replicated() or found.is_maximal():
+        return (1,) * dimensions, (0,) * devices, True
+    if found.is_unreduced() or found.is_manual():
+        return (1,) * dimensions, (0,) * devices, False
+    if not found.is_tiled():
+        raise ValueError(f"a sharding that does not cut an array into tiles: {found}")
+    sizes = list(found.tile_assignment_dimensions())
+    replicas = math.prod(sizes[dimensions:])
+    order = list(found.tile_assignment_devices())
+    if len(order) != devices or len(sizes) < dimensions:
+        raise ValueError(f"a sharding for {len(order)} devices and {len(sizes)} dimensions: {found}")
+    cells = [0] * devices
+    for place, number in enumerate(order):
+        cells[number] = place // replicas
+    alike = all(kind == _hlo.OpSharding.Type.REPLICATED for kind in found.subgroup_types())
+    return tuple(sizes[:dimensions]), tuple(cells), alike

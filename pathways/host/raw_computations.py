@@ -1,0 +1,79 @@
+"""The host's side of computations that no compiler of ours has made: raw modules, and views.
+
+A raw module is compiled as it is (`_jaxlib.compile_raw`). A view shows shards of arrays that lie here as another array,
+and copies nothing. The enqueue thread calls what these functions return; any thread may call them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pathways import _jaxlib, errors
+from pathways.compiler.ir import ArrayType, Computation
+from pathways.host.devices import HostDevices
+from pathways.host.executables import Executable, MemoryStats, cost_of, kept_bytes, memory_of
+from pathways.host.own_settings import own_settings
+from pathways.plan.binding import BoundProgram
+from pathways.plan.viewing import viewed_here
+
+_NOTHING = MemoryStats(0, 0, 0, 0, 0)
+
+
+def compile_raw(computation: Computation, devices: Sequence[jax.Device]) -> Executable:
+    """Compiles a raw module. The result says what XLA says of it; `load` makes what a program calls.
+
+    Raises:
+        ComputationError: XLA refused the module; the error has XLA's message.
+    """
+    _jaxlib.initialize_lapack()
+    try:
+        raw = _jaxlib.compile_raw(computation.module, computation.options, devices)
+    except (RuntimeError, ValueError) as error:
+        raise errors.ComputationError(
+            f"XLA could not compile computation {computation.name!r} for {len(devices)} devices: {error}"
+        ) from error
+    memory = memory_of(raw.get_compiled_memory_stats())
+    kept = kept_bytes(computation, memory)
+    return Executable(
+        raw.execute_sharded, (), (), memory, functools.partial(cost_of, raw), kept, _jaxlib.form_of(raw), raw
+    )
+
+
+def load(
+    compiled: Executable, bound: BoundProgram, computation: Computation, here: HostDevices, donates: Sequence[bool]
+) -> Executable:
+    """What calls a compiled raw module, in a program where inputs and outputs are of these types, and the plan lets it
+    take the memory of the inputs that `donates` names.
+    """
+    assert compiled.form is not None
+    outputs = [(type.shape, type.dtype, here.sharding(bound.placement(type))) for type in computation.outputs]
+    copied = [number for number in compiled.form.donated if number >= len(donates) or not donates[number]]
+    call = own_settings(_jaxlib.raw_call(compiled.raw, outputs, copied))
+    return dataclasses.replace(compiled, call=call, raw=compiled)
+
+
+def view(bound: BoundProgram, computation: Computation, here: HostDevices) -> Executable:
+    """What makes the arrays of a computation of views. It gets the inputs that `viewed_here` names."""
+    viewed = viewed_here(computation, bound.bindings, bound.devices_per_host, here.host)
+    recipes = []
+    for type, shown in zip(computation.outputs, viewed.shown, strict=True):
+        sharding = here.sharding(bound.placement(type))
+        recipes.append((_aval(type), sharding, shown))
+
+    def call(*arrays: jax.Array) -> list[jax.Array]:
+        shards = [_jaxlib.shards_of(array) for array in arrays]
+        return [
+            _jaxlib.shown(aval, sharding, [shards[number][shard] for number, shard in shown])
+            for aval, sharding, shown in recipes
+        ]
+
+    return Executable(call, (), (), _NOTHING, dict)
+
+
+def _aval(type: ArrayType) -> Any:
+    return _jaxlib.shaped_array(type.shape, type.dtype, False)

@@ -1,0 +1,189 @@
+"""What lies behind the door: devices, the buffers on them, and executables, as protocols.
+
+`pathways/proxy` uses these and nothing else of what runs programs. A session calls them from its own thread. A method
+that starts work returns at once; the work's end is told to a callback, once, from any thread. A callback does not
+block, and calls nothing of a buffer or of devices.
+
+A memory kind is one of `DeviceInfo.memories`; the empty one is the device's default.
+
+Errors: a method raises, or tells its callback, any exception; `pathways/proxy/errors.py:refusal_of` gives it its code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+Attribute = bool | int | float | str
+#: Called once, from any thread: None, or why it failed.
+Done = Callable[[BaseException | None], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceInfo:
+    """One device as clients see it. Its number `id` is the same after a restart."""
+
+    id: int
+    kind: str  # such as "NVIDIA H200"
+    slice_index: int  # the island
+    host: int  # the host within the cluster
+    memories: tuple[str, ...]  # memory kinds, the default one first
+    attributes: Mapping[str, Attribute] = dataclasses.field(default_factory=dict)  # more, such as "coords_x"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """All devices that a client may ever use: lost or absent islands included, as a client learns of them once."""
+
+    platform: str  # JAX's name: "cpu", "cuda", "tpu"
+    platform_version: str
+    devices: tuple[DeviceInfo, ...]
+
+
+class Buffer(Protocol):
+    """n arrays of one shape and dtype, one on each of `devices`. It is freed when nobody refers to it."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Device of each shard."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one shard."""
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """None: the buffer of a token."""
+
+    @property
+    def memory_kind(self) -> str:
+        """Where it lies on the devices."""
+
+    def when_ready(self, then: Done) -> None:
+        """Calls `then` when all shards are computed."""
+
+    def delete(self) -> None:
+        """Frees the memory now. Nobody uses the buffer afterwards; it may be deleted twice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """One of a buffer's arrays."""
+
+    buffer: Buffer
+    number: int
+
+    @property
+    def device(self) -> int:
+        """Where it lies."""
+        return self.buffer.devices[self.number]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How an array is cut: into `grid[d]` equal parts along dimension d, the last ones shorter when they do not divide
+    (each has ceil(size / parts)). `cells[i]` is the cell, in row-major order of the grid, that lies on the i-th device.
+    Several devices may have the same cell, which is then replicated.
+    """
+
+    grid: tuple[int, ...]
+    cells: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of an executable."""
+
+    sharding: bytes | None  # a serialized xla.OpSharding; None: the compiler does not say
+    layout: str  # XLA's text, such as "{1,0:T(8,128)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A result of an executable."""
+
+    shape: tuple[int, ...]  # of the whole array
+    dtype: str  # NumPy's or ml_dtypes' name, or "token"
+    shard_shape: tuple[int, ...]
+    sharding: bytes | None
+    layout: str
+    memory_kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutableMetadata:
+    """What an executable's compiler knows of it: numbers, texts and bytes, so that it crosses between processes."""
+
+    name: str
+    fingerprint: bytes  # empty: none
+    parameters: tuple[Parameter, ...]
+    results: tuple[Result, ...]
+    donated: tuple[int, ...]  # the parameters whose memory results take over
+    memory: Mapping[str, int]  # fields of xla.CompiledMemoryStatsProto
+    code_bytes: int
+    cost: Mapping[str, Attribute]
+    text: str  # the compiled HLO, for people
+
+
+class Executable(Protocol):
+    """A compiled and loaded program. It is freed when nobody refers to it and nothing of it runs."""
+
+    @property
+    def metadata(self) -> ExecutableMetadata:
+        """What is known of it."""
+
+    def execute(self, arguments: Sequence[Sequence[Shard]], kept: Collection[int]) -> Sequence[Buffer]:
+        """Starts it. `arguments[i]` has parameter i's shard for each device, in the order of the devices it was
+        compiled for. The shards of donated parameters are taken, unless their number is in `kept`. One buffer per
+        result. Raises only what is wrong at once; what fails later fails the results.
+        """
+
+
+class Devices(Protocol):
+    """The devices of one client."""
+
+    def describe(self) -> Machine:
+        """The devices. The same at every call."""
+
+    def put(self, devices: tuple[int, ...], memory_kind: str, shards: Sequence[np.ndarray[Any, Any]]) -> Buffer:
+        """Copies `shards[i]` onto `devices[i]`; replicas are one and the same object. The arrays do not change."""
+
+    def fetch(self, shard: Shard, then: Callable[[np.ndarray[Any, Any] | BaseException], None]) -> None:
+        """Tells `then` the shard's values, or why there are none."""
+
+    def copy(self, shards: Sequence[Shard], devices: tuple[int, ...], memory_kind: str) -> Buffer:
+        """A new buffer with a copy of `shards[i]` on `devices[i]`."""
+
+    def reshard(
+        self,
+        shards: Sequence[Shard],
+        source: Tiling,
+        devices: tuple[int, ...],
+        target: Tiling,
+        shape: tuple[int, ...],
+        memory_kind: str,
+    ) -> Buffer:
+        """The array of `shape` that `shards` are by `source`, cut by `target` over `devices`."""
+
+    def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Buffer:
+        """The same bytes as shards of another dtype and shape, on the same devices."""
+
+    def compile(
+        self,
+        module: bytes,
+        options: bytes,
+        devices: tuple[int, ...],
+        then: Callable[[Executable | BaseException], None],
+    ) -> None:
+        """Compiles a StableHLO module, a portable artifact or text, for `devices`: replica by replica, partitions in
+        order. `options` is a serialized xla.CompileOptionsProto.
+        """
+
+    def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
+        """How an array of this kind lies in memory when nobody says: XLA's text, such as "{1,0}"."""
+
+    def close(self) -> None:
+        """The client is gone: everything of it is freed. Called once, last."""

@@ -1,0 +1,153 @@
+"""Executables of the door on a cluster: a module as XLA gave it to its client, and the programs by which it runs.
+
+Hosts compile a module once. How its arguments consist of shards may differ from call to call, and each way is a small
+program of its own; so is each choice of what a call takes over.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways import _core, _jaxlib
+from pathways.compiler.ir import Tiling
+from pathways.proxy.behind import Buffer, ExecutableMetadata, Parameter, Result, Shard
+from pathways.proxy.cluster_buffers import Form, form_of, whole
+from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, tiled
+from pathways.proxy.shard_programs import Builder, ShardProgram
+from pathways.proxy.waiter import Waiter
+
+#: So many programs of one executable are kept, those that ran last.
+MOST_PROGRAMS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """What a client has given to be compiled."""
+
+    name: str
+    module: bytes
+    options: bytes
+    devices: DeviceList
+    parameters: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    results: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+class ClusterExecutable:
+    """See `pathways.proxy.behind.Executable`. Its methods are called by one thread at a time."""
+
+    def __init__(self, places: Places, waiter: Waiter, module: Module) -> None:
+        """Waits until the hosts have compiled it.
+
+        Raises:
+            PathwaysError: they cannot, or its devices are not there.
+        """
+        self._places, self._waiter, self._module = places, waiter, module
+        self._programs: collections.OrderedDict[Any, ShardProgram] = collections.OrderedDict()
+        builder = Builder(places, module.name)
+        # Nothing runs by this program, so it does not matter how its arguments are cut.
+        inputs = [builder.argument(self._replicated(shape, dtype)) for shape, dtype in module.parameters]
+        builder.call(module.devices, inputs, [], module=module.module, options=module.options)
+        self._compiled = builder.build([])  # keeps it compiled
+        found = self._compiled.analyze()
+        count = len(module.devices)
+
+        def kind_of(number: int) -> Kind:
+            shape, dtype = module.results[number]
+            shardings = found.form.output_shardings
+            if not shardings:
+                return self._replicated(shape, dtype)
+            grid, cells, is_alike = _jaxlib.tiles_of(shardings[number], len(shape), count)
+            return tiled(shape, dtype, module.devices, Tiling(grid, cells), is_alike)
+
+        self._results = [kind_of(number) for number in range(len(module.results))]
+        self._donated = frozenset(found.form.donated)
+        self.metadata = self._metadata(found)
+
+    def _replicated(self, shape: tuple[int, ...], dtype: np.dtype) -> Kind:
+        devices = self._module.devices
+        return Kind(shape, dtype, devices, Tiling((1,) * len(shape), (0,) * len(devices)))
+
+    def _metadata(self, found: Any) -> ExecutableMetadata:
+        form, memory = found.form, found.memory
+        parameters = [
+            Parameter(form.parameter_shardings[n] if form.parameter_shardings else None, form.parameter_layouts[n])
+            for n in range(len(self._module.parameters))
+        ]
+        results = [
+            Result(
+                shape,
+                dtype.name,
+                kind.shard_shape,
+                form.output_shardings[n] if form.output_shardings else None,
+                form.output_layouts[n],
+                form.output_memory_kinds[n] if form.output_memory_kinds else "",
+            )
+            for n, ((shape, dtype), kind) in enumerate(zip(self._module.results, self._results, strict=True))
+        ]
+        return ExecutableMetadata(
+            name=self._module.name,
+            fingerprint=form.fingerprint,
+            parameters=tuple(parameters),
+            results=tuple(results),
+            donated=tuple(form.donated),
+            memory={
+                "argument_size_in_bytes": memory.argument_bytes,
+                "output_size_in_bytes": memory.output_bytes,
+                "temp_size_in_bytes": memory.temporary_bytes,
+                "alias_size_in_bytes": memory.alias_bytes,
+                "generated_code_size_in_bytes": memory.code_bytes,
+            },
+            code_bytes=memory.code_bytes,
+            cost=dict(found.cost),
+            text=form.text,
+        )
+
+    def execute(self, arguments: Sequence[Sequence[Shard]], kept: Collection[int]) -> Sequence[Buffer]:
+        """See `Executable`."""
+        forms: list[Form] = []
+        arrays: list[Any] = []
+        given: list[int] = []  # of the arrays, those that the run takes over
+        taken: list[Any] = []  # what is gone after this call
+        for number, shards in enumerate(arguments):
+            form, parts = form_of(shards)
+            if number in self._donated and number not in kept:
+                taken += parts
+                if form.is_whole:
+                    given.append(len(arrays))
+            forms.append(form)
+            arrays += parts
+        made = self._program(tuple(forms), tuple(given))(arrays)
+        if made is _core.Refusal.SHARED:  # another view, or a reader, has some of it: the run gets a copy
+            made = self._program(tuple(forms), ())(arrays)
+        if isinstance(made, _core.Refusal):
+            raise RuntimeError(f"the cluster does not take this call: {made.value}")
+        for array in taken:
+            array.delete()
+        return [whole(array, kind, self._waiter) for array, kind in zip(made, self._results, strict=True)]
+
+    def _program(self, forms: tuple[Form, ...], given: tuple[int, ...]) -> ShardProgram:
+        key = forms, given
+        known = self._programs.get(key)
+        if known is None:
+            known = self._programs[key] = self._build(forms, given)
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        return known
+
+    def _build(self, forms: tuple[Form, ...], given: tuple[int, ...]) -> ShardProgram:
+        module, builder = self._module, Builder(self._places, self._module.name)
+        inputs = [form.add_to(builder) for form in forms]
+        donates, first = [], 0
+        for form in forms:
+            donates.append(form.is_whole and first in given)
+            first += len(form.kinds)
+        outputs = builder.call(
+            module.devices, inputs, self._results, module=module.module, options=module.options, donates=donates
+        )
+        return builder.build(outputs, given)

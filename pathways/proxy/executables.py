@@ -1,0 +1,192 @@
+"""Executables of a state, and the requests about them: running, metadata, what they cost, their text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pathways.proxy import layouts
+from pathways.proxy.array_views import usable
+from pathways.proxy.arrays import Array, Held, of_buffer
+from pathways.proxy.attributes import fill_attributes
+from pathways.proxy.calls import Call, Kind, Outcome, many, one
+from pathways.proxy.errors import Code, Refused, not_implemented
+from pathways.proxy.futures import Future, when_all_ready
+from pathways.proxy.loaded import Loaded
+from pathways.proxy.replies import Fill
+from pathways.proxy.state import State
+
+NO_MPMD = Refused(Code.INVALID_ARGUMENT, "LoadedExecutable is not an MPMD executable")
+
+
+def execute(state: State, call: Call) -> Fill:
+    """Runs an executable. The first time the client has no handles for the results yet, and learns what they are."""
+    body = call.body
+    program = state.executables.find(body.loaded_executable_handle)
+    if body.device_ids and tuple(body.device_ids) != program.devices:
+        raise not_implemented("a program that is compiled for no devices cannot be run here")
+    arrays = usable(state, body.args_handles)
+    _check_arguments(program, arrays)
+    state.arrays.check_free(body.result_array_handle, len(program.results))
+    options = body.execute_options
+    kept = frozenset(options.non_donatable_input_indices)
+    donated = [arrays[number] for number in program.donated - kept] if program.donated else []
+    if donated:
+        _check_donated(donated, arrays)
+    buffers = program.executable.execute([array.shards() for array in arrays], kept)
+    for array in donated:
+        array.lose(is_donated=True)
+    name = program.metadata.name
+    made = [
+        of_buffer(buffer, name, result.dtype, result.shape, result.sharding, call.context)
+        for buffer, result in zip(buffers, program.results, strict=True)
+    ]
+    handles = state.arrays.add(body.result_array_handle, made)
+    status = _status(state, body, made) if options.fill_status else 0
+    if body.result_array_handle:
+        return (lambda response: setattr(response, "status_handle", status)) if status else None
+
+    def fill(response: Any) -> None:
+        response.status_handle = status
+        for handle, result in zip(handles, program.results, strict=True):
+            output = response.outputs.add(array_handle=handle)
+            output.dtype.kind = result.dtype.kind
+            output.shape.dims.extend(result.shape)
+            result.told.fill(output.sharding)
+
+    return fill
+
+
+def fetch_result(state: State, call: Call) -> Outcome:
+    """Waits until a run is over."""
+    future = state.futures.pop(call.body.result_status_handle)
+    when_all_ready(future.held, lambda error: call.reply() if error is None else call.fail(error))
+    return Outcome.LATER
+
+
+def metadata(state: State, call: Call) -> Fill:
+    """What the client's JAX asks of a new executable."""
+    found = state.executables.find(call.body.loaded_executable_handle).metadata
+
+    def fill(response: Any) -> None:
+        _fill_shardings([parameter.sharding for parameter in found.parameters], response, "parameter_shardings")
+        _fill_shardings([result.sharding for result in found.results], response, "output_shardings")
+        for things, field in ((found.parameters, "parameter_layouts_list"), (found.results, "output_layouts_list")):
+            made = getattr(response, field)
+            made.SetInParent()
+            for thing in things:
+                layouts.fill(thing.layout, made.layouts.add())
+        response.output_memory_kinds.memory_kind_lists.add(memory_kinds=[one.memory_kind for one in found.results])
+        response.donated_input_indices.SetInParent()
+        response.donated_input_indices.donated_input_indices.extend(sorted(found.donated))
+        response.compiled_memory_stats.SetInParent()
+        _fill_numbers(found.memory, response.compiled_memory_stats)
+        response.size_of_generated_code_in_bytes = found.code_bytes
+
+    return fill
+
+
+def cost_analysis(state: State, call: Call) -> Fill:
+    """What a run costs, as the compiler estimates it."""
+    cost = state.executables.find(call.body.loaded_executable_handle).metadata.cost
+
+    def fill(response: Any) -> None:
+        response.attributes.SetInParent()
+        fill_attributes(cost, response.attributes)
+
+    return fill
+
+
+def program_text(state: State, call: Call) -> Fill:
+    """The compiled program for people."""
+    text = state.executables.find(call.body.loaded_executable_handle).metadata.text
+    return lambda response: setattr(response, "human_readable_program_text", text)
+
+
+def destruct(state: State, call: Call) -> Fill:
+    """The client has no use for an executable any more. What runs of it goes on."""
+    state.executables.drop([call.body.loaded_executable_handle])
+    return None
+
+
+def is_deleted(state: State, call: Call) -> Fill:
+    """Old clients ask; executables are never deleted while they have a handle."""
+    return lambda response: setattr(response, "is_deleted", False)
+
+
+def delete(state: State, call: Call) -> Fill:
+    """Old clients ask."""
+    raise not_implemented("an executable is not deleted; it is freed when nobody uses it")
+
+
+def mpmd_metadata(state: State, call: Call) -> Fill:
+    """What the parts of an MPMD program need; no program here has parts yet."""
+    state.executables.find(call.body.mpmd_loaded_executable_handle)
+    return lambda response: NO_MPMD.fill(response.mpmd_compiled_memory_stats_error)
+
+
+def mpmd_cost_analysis(state: State, call: Call) -> Fill:
+    """What the parts of an MPMD program cost; no program here has parts yet."""
+    state.executables.find(call.body.loaded_executable_handle)
+    return lambda response: NO_MPMD.fill(response.status)
+
+
+def _check_arguments(program: Loaded, arrays: Sequence[Array]) -> None:
+    expected = len(program.metadata.parameters)
+    if len(arrays) != expected:
+        raise Refused(Code.INVALID_ARGUMENT, f"{program.metadata.name} takes {expected} arrays; {len(arrays)} came")
+    for number, array in enumerate(arrays):
+        if array.devices != program.devices:
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"argument {number} of {program.metadata.name} lies on the devices {list(array.devices)[:16]}, but the "
+                f"program runs on {list(program.devices)[:16]}",
+            )
+        if array.dtype.is_string:
+            raise Refused(Code.INVALID_ARGUMENT, f"argument {number} of {program.metadata.name} has strings")
+
+
+def _check_donated(donated: Sequence[Array], arrays: Sequence[Array]) -> None:
+    """A program cannot take memory that another of its arguments has, too."""
+    users: dict[tuple[Held, int], int] = {}
+    for array in arrays:
+        for part in array.parts:
+            users[part] = users.get(part, 0) + 1
+    if any(users[part] > 1 for array in donated for part in array.parts):
+        raise Refused(Code.INVALID_ARGUMENT, "an array is donated and given to the same call once more")
+
+
+def _status(state: State, body: Any, made: Sequence[Array]) -> int:
+    held = tuple(one for array in made for one in array.held)
+    (handle,) = state.futures.add(one("result_status_handle")(body), [Future(held)])
+    return handle
+
+
+def _fill_shardings(found: Collection[bytes | None], response: Any, field: str) -> None:
+    if all(sharding is not None for sharding in found):
+        getattr(response, field).SetInParent()
+        for sharding in found:
+            getattr(response, field).shardings.add().ParseFromString(sharding)
+
+
+def _fill_numbers(numbers: Mapping[str, int], proto: Any) -> None:
+    known = {field.name for field in proto.DESCRIPTOR.fields}
+    for name, value in numbers.items():
+        if name in known:
+            setattr(proto, name, value)
+
+
+REQUESTS = {
+    "loaded_executable_execute_request": Kind(
+        execute, results=many("result_array_handle"), statuses=one("result_status_handle")
+    ),
+    "loaded_executable_fetch_execute_result_request": Kind(fetch_result),
+    "loaded_executable_metadata_request": Kind(metadata),
+    "loaded_executable_cost_analysis_request": Kind(cost_analysis),
+    "loaded_executable_human_readable_program_text_request": Kind(program_text),
+    "loaded_executable_destruct_request": Kind(destruct),
+    "loaded_executable_is_deleted_request": Kind(is_deleted),
+    "loaded_executable_delete_request": Kind(delete),
+    "loaded_executable_mpmd_metadata_request": Kind(mpmd_metadata),
+    "loaded_executable_mpmd_cost_analysis_request": Kind(mpmd_cost_analysis),
+}

@@ -1,0 +1,158 @@
+"""One client: its requests in order, and a reply to each.
+
+    transport --receive--> inbox --> the session's thread --> a handler by the request's kind --send--> transport
+
+* PROXY-1: requests take effect in the order in which they came. A reply may come later, when something behind the door
+  is done.
+* A request whose host buffers have not come, or that must wait for room, holds up those behind it, and no thread.
+* Each request gets one reply. A request that fails leaves its error under the handles that it should have filled, and
+  harms nothing else. Bytes that are no request end the session.
+* PROXY-3: when the session ends, whatever the client had is freed.
+
+Threading: any thread calls `receive`, `end` and `join`. All else belongs to the session's thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from pathways import errors
+from pathways._jaxlib.proxy_messages import message
+from pathways.proxy.behind import Devices
+from pathways.proxy.calls import Call, Outcome
+from pathways.proxy.contexts import Context
+from pathways.proxy.errors import OBJECT_STORE, Code, Refused, not_implemented, refusal_of
+from pathways.proxy.host_buffers import HostBuffers
+from pathways.proxy.kinds import KINDS
+from pathways.proxy.limits import Limits
+from pathways.proxy.memory_report import object_store_dump
+from pathways.proxy.replies import Replies
+from pathways.proxy.state import State
+
+log = logging.getLogger(__name__)
+
+#: Errors that a client or its program causes; others are told to the operator as well.
+EXPECTED = (Refused, errors.PathwaysError, NotImplementedError)
+
+
+class Session:
+    """See above. `number` names it towards the client, which shows it when it brings host buffers."""
+
+    def __init__(
+        self,
+        number: int,
+        devices: Devices,
+        limits: Limits,
+        send: Callable[[bytes], None],
+        ended: Callable[[Refused | None], None],
+        may_go_on: threading.Event,
+    ) -> None:
+        """`send` takes a response, from any thread, and does not block. `ended` is called once, by the session's
+        thread: with what was wrong, or None when `end` was called. Requests are handled while `may_go_on` is set.
+        """
+        self.number = number
+        self._inbox: queue.SimpleQueue[bytes | Callable[[], None] | None] = queue.SimpleQueue()
+        self._state = State(number, devices, limits, self._inbox.put)
+        self._replies = Replies(send, self._explain)
+        self._ended, self._may_go_on = ended, may_go_on
+        self._is_over = False
+        self._request = message("xla.ifrt.proxy.IfrtRequest")
+        self._waiting: collections.deque[Call] = collections.deque()
+        self._thread = threading.Thread(target=self._run, name=f"pw-session-{number & 0xFFFF:04x}", daemon=True)
+        self._thread.start()
+
+    @property
+    def buffers(self) -> HostBuffers:
+        """The client's host buffers. Any thread may use them."""
+        return self._state.buffers
+
+    def receive(self, request: bytes) -> None:
+        """Takes the next request."""
+        self._inbox.put(request)
+
+    def end(self) -> None:
+        """The client is gone. What it has asked and what was not begun is dropped."""
+        self._is_over = True
+        self._may_go_on.set()
+        self._inbox.put(None)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits until all of the client is freed."""
+        self._thread.join(timeout_s)
+
+    # The session's thread:
+
+    def _run(self) -> None:
+        wrong = None
+        try:
+            while (item := self._inbox.get()) is not None:
+                self._may_go_on.wait()
+                if self._is_over:
+                    break
+                if isinstance(item, bytes):
+                    self._waiting.append(self._call(item))
+                else:
+                    item()
+                while self._waiting and self._handle(self._waiting[0]):
+                    self._waiting.popleft()
+        except Refused as refusal:
+            wrong = refusal
+        except Exception as error:
+            log.exception("session %x ends by an error of the proxy", self.number)
+            wrong = refusal_of(error)
+        finally:
+            self._free()
+            self._ended(wrong)
+
+    def _call(self, raw: bytes) -> Call:
+        """The request in `raw`. Raises `Refused` when there is none."""
+        try:
+            request = self._request.FromString(raw)
+        except DecodeError:
+            raise Refused(Code.INVALID_ARGUMENT, "what came is no request of the IFRT proxy protocol") from None
+        name = request.WhichOneof("request") or ""
+        metadata = request.request_metadata
+        context = Context(metadata.user_context_id, self._replies.dropped) if metadata.user_context_id else None
+        return Call(self._replies, name, getattr(request, name) if name else None, metadata.op_id, context)
+
+    def _handle(self, call: Call) -> bool:
+        """Handles a request; False when it must wait."""
+        kind = KINDS.get(call.name)
+        if kind is None:
+            call.fail(not_implemented(f"this proxy has no request {call.name or 'of this kind'}"))
+            return True
+        try:
+            if not kind.may_begin(self._state, call):
+                return False
+            outcome = kind.handle(self._state, call)
+        except Exception as error:
+            if not isinstance(error, EXPECTED):
+                log.warning("session %x: %s failed", self.number, call.name, exc_info=error)
+            refusal = self._explain(refusal_of(error).within(call.context))
+            self._state.arrays.fail(kind.results(call.body), refusal)
+            self._state.futures.fail(kind.statuses(call.body), refusal)
+            call.fail(refusal)
+            error.__traceback__ = None  # its frames refer to it: a circle, which would keep contexts for a while
+            return True
+        if not isinstance(outcome, Outcome):
+            call.reply(outcome)
+        return True
+
+    def _explain(self, refusal: Refused) -> Refused:
+        """The same with what helps the user: who holds the memory. Any thread may call."""
+        if refusal.code is Code.RESOURCE_EXHAUSTED and OBJECT_STORE not in refusal.payloads:
+            refusal.payloads[OBJECT_STORE] = object_store_dump(self._state.arrays.values())
+        return refusal
+
+    def _free(self) -> None:
+        self._waiting.clear()
+        try:
+            self._state.free()
+        except Exception:
+            log.exception("session %x: what it had could not be freed", self.number)

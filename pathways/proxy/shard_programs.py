@@ -1,0 +1,135 @@
+"""Programs on lists of devices, made node by node: what the door does becomes runs in the cluster's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from pathways import _core
+from pathways.api.programs.registration import Registration
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind, View
+from pathways.plan.binding import BoundProgram
+from pathways.protocol import control_pb2 as pb
+from pathways.proxy.cluster_kinds import DeviceList, Kind, Places
+
+
+class ShardProgram:
+    """A program that its hosts know and have compiled."""
+
+    def __init__(self, places: Places, program: LogicalProgram, bound: BoundProgram, call: Callable[..., Any]) -> None:
+        """`call(number, group)` makes the native call of the program of this number.
+
+        Raises:
+            PathwaysError: its hosts refuse it, or cannot compile it.
+        """
+        self._control = places.session.control()
+        self._registration = Registration(places.session, program, bound)
+        self._registration.settle()
+        self._call = call(self._registration.number, self._registration.group)
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        """Submits a run. Returns the results as a list, or a `_core.Refusal`: then nothing was submitted.
+
+        Raises:
+            DeletedArrayError: an argument was deleted.
+        """
+        return self._call(arguments)
+
+    def analyze(self) -> pb.ComputationAnalysis:
+        """What XLA says of its only computation, on the first of its hosts."""
+        found: dict[int, pb.ComputationAnalysis] = self._control.analyze(self._registration.number)
+        (one,) = found.values()
+        return one
+
+
+class Builder:
+    """Makes one `ShardProgram`."""
+
+    def __init__(self, places: Places, name: str) -> None:
+        self._places, self._name = places, name
+        self._meshes: dict[DeviceList, int] = {}
+        self._kinds: list[Kind] = []
+        self._values: list[ArrayType] = []
+        self._computations: list[Computation] = []
+        self._nodes: list[Node] = []
+        self._arguments: list[int] = []
+
+    def argument(self, kind: Kind) -> int:
+        """The next argument: its value."""
+        self._arguments.append(self._value(kind))
+        return self._arguments[-1]
+
+    def call(
+        self,
+        devices: DeviceList,
+        inputs: Sequence[int],
+        outputs: Sequence[Kind],
+        *,
+        module: bytes = b"",
+        options: bytes = b"",
+        views: tuple[View, ...] = (),
+        donates: Sequence[bool] = (),
+    ) -> list[int]:
+        """Calls a module, or shows views, on these devices; returns the values that it makes."""
+        made = [self._value(kind) for kind in outputs]
+        gives = tuple(donates) or (False,) * len(inputs)
+        takes, makes = (tuple(self._values[value] for value in values) for values in (inputs, made))
+        number = len(self._computations)
+        self._computations.append(
+            Computation(self._name, module, self._mesh(devices), takes, makes, gives, options=options, views=views)
+        )
+        self._nodes.append(
+            Node(NodeKind.CALL, self._name, number, tuple(inputs), tuple(made), self._name, donates=gives)
+        )
+        return made
+
+    def move(self, value: int, kind: Kind) -> int:
+        """The same array, cut otherwise or on other devices."""
+        made = self._value(kind)
+        self._nodes.append(Node(NodeKind.TRANSFER, f"move.{len(self._nodes)}", -1, (value,), (made,)))
+        return made
+
+    def build(self, results: Sequence[int], donated: Collection[int] = (), is_view: bool = False) -> ShardProgram:
+        """The program. Waits until its hosts have compiled it.
+
+        Args:
+            results: values.
+            donated: positions of the arguments that it takes over.
+            is_view: its results may show memory of its arguments (MEM-4).
+
+        Raises:
+            PathwaysError: hosts refuse it, or cannot compile it.
+        """
+        session = self._places.session
+        slices = [self._places.slice_of(devices) for devices in self._meshes]
+        program = LogicalProgram(
+            self._name,
+            tuple(each.mesh_spec for each in slices),
+            tuple(self._values),
+            tuple(self._computations),
+            tuple(self._nodes),
+            tuple(self._arguments),
+            tuple(results),
+            tuple(position in donated for position in range(len(self._arguments))),
+        )
+        bindings = tuple(each.binding.devices for each in slices)
+        bound = BoundProgram(program, bindings, session.control().topology.devices_per_host)
+
+        def call(number: int, group: int) -> Any:
+            inputs, outputs = (self._layouts(values) for values in (self._arguments, results))
+            shared = (tuple(range(len(inputs))), tuple(range(len(outputs)))) if is_view else ((), ())
+            gives = tuple(sorted(donated))
+            return _core.Call(session.native, number, group, inputs, outputs, gives, *shared, name=self._name)
+
+        return ShardProgram(self._places, program, bound, call)
+
+    def _layouts(self, values: Sequence[int]) -> tuple[_core.Layout, ...]:
+        return tuple(self._places.layout(self._kinds[value]) for value in values)
+
+    def _mesh(self, devices: DeviceList) -> int:
+        return self._meshes.setdefault(devices, len(self._meshes))
+
+    def _value(self, kind: Kind) -> int:
+        self._kinds.append(kind)
+        self._values.append(kind.type(self._mesh(kind.devices)))
+        return len(self._values) - 1

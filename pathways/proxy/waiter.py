@@ -1,0 +1,83 @@
+"""Tells when arrays of a client are ready, by one thread for all of them."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any
+
+from pathways import errors
+from pathways.api.session import Session
+from pathways.proxy.behind import Done
+
+#: How long it waits for one array before it looks at the others again. Most become ready in the order they were added.
+_LOOK_S = 0.002
+
+
+class Waiter:
+    """Waits for arrays of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._native = session.native
+        self._added: collections.deque[tuple[list[Any], Done]] = collections.deque()
+        self._wake = threading.Semaphore(0)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="pathways-door-waiter", daemon=True)
+        self._thread.start()
+
+    def add(self, arrays: list[Any], then: Done) -> None:
+        """Calls `then` when all these arrays are ready, or one has failed."""
+        if all(self._native.state(array) == "ready" for array in arrays):
+            then(None)
+            return
+        self._added.append((arrays, then))
+        self._wake.release()
+
+    def close(self) -> None:
+        """Waits no more; whoever waits is told that the session is over."""
+        self._is_closed = True
+        self._wake.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        waiting: collections.deque[tuple[list[Any], Done]] = collections.deque()
+        while not self._is_closed:
+            if not waiting:
+                self._wake.acquire()
+            while self._added:
+                waiting.append(self._added.popleft())
+            for _ in range(len(waiting)):
+                arrays, then = waiting.popleft()
+                if not self._settled(arrays, then):
+                    waiting.append((arrays, then))
+            if waiting:
+                self._wait(waiting[0][0])
+        for _, then in (*waiting, *self._added):
+            then(errors.ClusterClosedError("the session is over"))
+
+    def _settled(self, arrays: list[Any], then: Done) -> bool:
+        """Tells the end of these arrays, if it has come."""
+        while arrays:
+            state = self._native.state(arrays[-1])
+            if state == "pending":
+                return False
+            if state != "ready":
+                then(failure_of(arrays[-1]))
+                return True
+            arrays.pop()
+        then(None)
+        return True
+
+    def _wait(self, arrays: list[Any]) -> None:
+        try:
+            self._native.wait_raw(arrays[-1].raw_handle, _LOOK_S)
+        except errors.PathwaysError:  # the cluster has ended: their states say so
+            self._is_closed = True
+
+
+def failure_of(array: Any) -> BaseException:
+    """What an array has failed with."""
+    if array.is_deleted():
+        return errors.DeletedArrayError(f"it was deleted: {array!r}")
+    error: BaseException = array._failure()
+    return error

@@ -1,0 +1,130 @@
+"""`pathways proxy` on a cluster: unmodified JAX computes what plain JAX computes, is a client like others, and leaves
+nothing behind (OWN-1)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from control_clusters import eventually
+
+import pathways as pw
+from pathways.cli import main
+from pathways.cluster.operator import look
+
+PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+found = {}
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+x = np.arange(32, dtype=np.float32).reshape(8, 4)
+y = jax.device_put(x, NamedSharding(mesh, P("a", "b")))
+found["sum"] = float(jax.jit(lambda v: (v @ v.T).sum())(y))
+found["psum"] = np.asarray(jax.shard_map(
+    lambda v: jax.lax.psum(v, "a"), mesh=mesh, in_specs=P("a", "b"), out_specs=P(None, "b"))(y)).tolist()
+found["shards"] = [np.asarray(shard.data).tolist() for shard in y.addressable_shards]
+found["moved"] = np.asarray(jax.device_put(y, NamedSharding(mesh, P("b")))).tolist()
+single = [jax.device_put(x[2 * n : 2 * n + 2], device) for n, device in enumerate(mesh.devices.flat)]
+joined = jax.make_array_from_single_device_arrays((8, 4), NamedSharding(mesh, P(("a", "b"))), single)
+found["joined"] = np.asarray(jax.jit(lambda v: v * 2)(joined)).tolist()
+step = jax.jit(lambda v: v + 1, donate_argnums=0)
+z = jnp.zeros(3)
+for _ in range(20):
+    old, z = z, step(z)
+found["steps"], found["donated"] = z.tolist(), old.is_deleted()
+found["random"] = jax.random.normal(jax.random.key(3), (4,)).tolist()
+found["complex"] = str(jnp.ones((), jnp.complex64) * 1j)
+found["scan"] = jax.lax.scan(lambda c, v: (c + v, c * v), 0.0, jnp.arange(5.0))[1].tolist()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with pw.connect(pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=2)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def serving(address: str, *options: str) -> Iterator[dict[str, str]]:
+    """A proxy; gives the variables that it prints."""
+    command = [sys.executable, "-m", "pathways", "proxy", address, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            words = process.stdout.readline().split() + process.stdout.readline().split()
+            yield dict(word.split("=", 1) for word in words)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def environment(more: dict[str, str]) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}, **more}
+
+
+def run(variables: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment(variables), stdout=subprocess.PIPE, timeout=150
+    )
+    assert done.returncode == 0
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def clients(address: str) -> list[Any]:
+    return [client for client in look(address).clients if client.name.startswith("JAX at")]
+
+
+def in_use(address: str) -> int:
+    """Bytes on all devices of a cluster."""
+    return sum(look(address).controller.live_bytes)
+
+
+@pytest.mark.parametrize("where", [(), ("--listen", "127.0.0.1:0")])
+def test_the_same_as_plain_jax(cluster: Any, where: tuple[str, ...]) -> None:
+    plain = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    with serving(cluster.address, *where) as variables:
+        socket = Path(variables["JAX_BACKEND_TARGET"].removeprefix("grpc://unix:"))
+        assert where or socket.is_socket()
+        assert run(variables) == run(plain)
+        eventually(lambda: not clients(cluster.address), "the client is gone")
+    assert not socket.parent.exists() or where
+
+
+def test_a_client_that_is_killed_leaves_nothing(cluster: Any) -> None:
+    program = "import jax, time; x = jax.numpy.ones(1 << 20) + 1; print(x[0], flush=True); time.sleep(600)"
+    before = in_use(cluster.address)
+    with serving(cluster.address) as variables:
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, env=environment(variables), stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline() == b"2.0\n"
+                (client,) = clients(cluster.address)
+                assert client.memory >= 4 << 20 and client.runs == 0
+            finally:
+                process.kill()
+        eventually(lambda: not clients(cluster.address), "the client is gone")
+        eventually(lambda: in_use(cluster.address) <= before, "its arrays are gone")
+
+
+def test_where_it_listens() -> None:
+    for options, words in (
+        (["--listen", "0.0.0.0:0"], "other machines could call there"),
+        (["--listen", "127.0.0.1:0", "--key", __file__], "are given together"),
+        (["--shared-directory", "/nowhere"], "does not exist"),
+    ):
+        refused = CliRunner().invoke(main, ["proxy", "unix:/nowhere", *options])
+        assert refused.exit_code != 0 and words in refused.output, refused.output
