@@ -52,8 +52,21 @@ def compile_raw(module: bytes, options: bytes, devices: Sequence[jax.Device]) ->
         raise ValueError(f"a module for {count} devices, and {len(devices)} were given")
     numbers = np.array([device.id for device in devices], dtype=np.int64)
     parsed.device_assignment = xla.DeviceAssignment.create(numbers.reshape(parsed.num_replicas, parsed.num_partitions))
+    _name_no_files(parsed)
     parsed.compile_portable_executable = False  # such a one runs where its arguments are, and has none perhaps
     return devices[0].client.compile_and_load(module, xla.DeviceList(tuple(devices)), parsed)
+
+
+def _name_no_files(options: Any) -> None:
+    """Takes out of a client's options what would make XLA write or read files of this machine."""
+    debug = options.executable_build_options.debug_options
+    debug.xla_enable_dumping = False
+    for name in dir(debug):
+        if name.startswith("xla_") and re.search(r"_(to|dir|file|from)$", name):
+            setattr(debug, name, "")
+    options.env_option_overrides = [
+        (name, value) for name, value in options.env_option_overrides if not re.search(r"dump|dir|file|path|from", name)
+    ]
 
 
 def signature_of(module: bytes) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:

@@ -82,6 +82,11 @@ class Form:
         """Whether it is one array with all its shards, in their order."""
         return len(self.kinds) == 1 and self.shards == tuple(range(len(self.kinds[0].devices)))
 
+    def takes_all(self) -> list[bool]:
+        """Of each array, whether all of its shards are in this."""
+        used = set(zip(self.inputs, self.shards, strict=True))
+        return [all((at, n) in used for n in range(len(kind.devices))) for at, kind in enumerate(self.kinds)]
+
     @property
     def devices(self) -> DeviceList:
         """The device of each shard."""

@@ -116,19 +116,26 @@ class ClusterExecutable:
         for number, shards in enumerate(arguments):
             form, parts = form_of(shards)
             if number in self._donated and number not in kept:
-                taken += parts
+                taken += [array for array, is_all in zip(parts, form.takes_all(), strict=True) if is_all]
                 if form.is_whole:
                     given.append(len(arrays))
             forms.append(form)
             arrays += parts
-        made = self._program(tuple(forms), tuple(given))(arrays)
+        made = self._run(tuple(forms), tuple(given), arrays)
         if made is _core.Refusal.SHARED:  # another view, or a reader, has some of it: the run gets a copy
-            made = self._program(tuple(forms), ())(arrays)
+            made = self._run(tuple(forms), (), arrays)
         if isinstance(made, _core.Refusal):
             raise RuntimeError(f"the cluster does not take this call: {made.value}")
         for array in taken:
             array.delete()
         return [whole(array, kind, self._waiter) for array, kind in zip(made, self._results, strict=True)]
+
+    def _run(self, forms: tuple[Form, ...], given: tuple[int, ...], arrays: list[Any]) -> Any:
+        made = self._program(forms, given)(arrays)
+        if made is _core.Refusal.STALE:  # devices were drained: what was bound to them is made anew
+            self._programs.clear()
+            made = self._program(forms, given)(arrays)
+        return made
 
     def _program(self, forms: tuple[Form, ...], given: tuple[int, ...]) -> ShardProgram:
         key = forms, given

@@ -29,6 +29,8 @@ def execute(state: State, call: Call) -> Fill:
     _check_arguments(program, arrays)
     state.arrays.check_free(body.result_array_handle, len(program.results))
     options = body.execute_options
+    if options.fill_status:
+        state.futures.check_free(one("result_status_handle")(body), 1)
     kept = frozenset(options.non_donatable_input_indices)
     donated = [arrays[number] for number in program.donated - kept] if program.donated else []
     if donated:

@@ -14,6 +14,8 @@ class Limits:
     host_bytes: int = 4 << 30
     #: Per session: requests without their reply; past that, the proxy reads no more of them.
     requests: int = 1 << 14
+    #: Per session: bytes of replies that the client has not read; past that, none of its requests is handled.
+    unread_bytes: int = 64 << 20
     #: Per session: arrays; likewise executables and futures.
     handles: int = 1 << 20
     #: One request. The longest brings a program with its constants.

@@ -34,7 +34,7 @@ def object_store_dump(arrays: Iterable[Array]) -> bytes:
     dump = message("ifrt_proxy_contrib_pathways.ObjectStoreDumpProto")(dump_timestamp_ns=time.time_ns())
     dump.dump.SetInParent()
     fullest = max(per_device, key=lambda device: per_device[device], default=None)
-    dump.device = "no device" if fullest is None else f"device {fullest}"
+    dump.device = "none" if fullest is None else str(fullest)
     by_context: dict[int, list[tuple[str, int, int]]] = {}
     for (device, context, creator), size in bytes_of.most_common():
         if device == fullest and sum(map(len, by_context.values())) < ROWS:

@@ -4,8 +4,8 @@ It is thin, so that another transport can take its place. All calls run on one l
 which never waits for anything but sockets: sessions have threads of their own, and clusters are connected to by others.
 
 Flow (PROXY-4): a session's stream is read while less than `Limits.requests` of its requests are without a reply that
-the client has read, and its requests are handled while less than `UNREAD_BYTES` of replies are waiting. So a client
-that sends much, or never reads, stops by itself.
+the client has read, and its requests are handled while less than `Limits.unread_bytes` of replies are waiting. So a
+client that sends much, or never reads, stops by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import grpc.aio
 
 from pathways._jaxlib.proxy_messages import message
 from pathways.proxy.errors import Code, Refused, refusal_of
+from pathways.proxy.limits import Limits
 from pathways.proxy.service import PACKAGE, SERVICE, BufferName, Service, name_in
 from pathways.proxy.session import Session
 
@@ -37,9 +38,9 @@ STATUS = {status.value[0]: status for status in grpc.StatusCode}
 #: Calls of one connection at a time. A stock client brings each host buffer by a call, of which many wait for room.
 #: What the next request needs must not wait behind them.
 STREAMS = 1 << 14
-#: Replies of a session that the client has not read.
-UNREAD_BYTES = 64 << 20
 CLOSE_S = 5.0
+#: A client that does not answer a ping for so long is gone. gRPC's own threads answer.
+PING_MS, PING_ANSWER_MS = 30_000, 60_000
 
 
 class Server:
@@ -80,6 +81,9 @@ class Server:
             ("grpc.max_concurrent_streams", STREAMS),
             ("grpc.max_metadata_size", 1 << 16),
             ("grpc.so_reuseport", 0),
+            # A client on a machine that is gone does not say so.
+            ("grpc.keepalive_time_ms", PING_MS),
+            ("grpc.keepalive_timeout_ms", PING_ANSWER_MS),
         ]
         self._server = grpc.aio.server(options=options)
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
@@ -114,7 +118,7 @@ class Server:
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Reads requests here, and writes replies in a task beside."""
-        stream = _Stream(self._loop, context, self._service.limits.requests)
+        stream = _Stream(self._loop, context, self._service.limits)
         peer = context.peer()
         try:
             metadata = _metadata(context, SESSION_KEY)
@@ -209,8 +213,8 @@ class Server:
 class _Stream:
     """The stream of one session: requests in, replies out. `send` and `ended` are called by any thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, context: Any, bound: int) -> None:
-        self._loop, self._context, self._bound = loop, context, bound
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Any, limits: Limits) -> None:
+        self._loop, self._context, self._limits = loop, context, limits
         self._replies: collections.deque[bytes] = collections.deque()
         self._has_replies, self._has_room = asyncio.Event(), asyncio.Event()
         self._under_way = 0  # requests without a reply that the client has taken
@@ -225,7 +229,7 @@ class _Stream:
         """The next reply. Several that come together wake the loop once."""
         with self._lock:
             self._unread_bytes += len(reply)
-            if self._unread_bytes > UNREAD_BYTES:
+            if self._unread_bytes > self._limits.unread_bytes:
                 self.may_go_on.clear()
         self._replies.append(reply)
         if not self._is_told:
@@ -241,7 +245,7 @@ class _Stream:
         async for request in requests:
             self._under_way += 1
             session.receive(request)
-            while self._under_way >= self._bound:
+            while self._under_way >= self._limits.requests:
                 self._has_room.clear()
                 await self._has_room.wait()
 
@@ -256,10 +260,10 @@ class _Stream:
                 await self._context.write(reply)
                 with self._lock:
                     self._unread_bytes -= len(reply)
-                    if self._unread_bytes <= UNREAD_BYTES:
+                    if self._unread_bytes <= self._limits.unread_bytes:
                         self.may_go_on.set()
                 self._under_way -= 1
-                if self._under_way < self._bound:
+                if self._under_way < self._limits.requests:
                     self._has_room.set()
 
 

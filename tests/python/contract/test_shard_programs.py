@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from jax._src import compiler
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib import _jax
 
 import pathways as pw
 from pathways import _jaxlib
@@ -184,6 +186,18 @@ def test_a_module_that_xla_refuses(places: Places, order: tuple[int, ...]) -> No
         _jaxlib.signature_of(b"nonsense")
     again = ClusterExecutable(places, None, Module(name, module, options, order, parameters, results))  # type: ignore[arg-type]
     assert len(again.metadata.results) == 1
+
+
+def test_options_that_name_files(places: Places, order: tuple[int, ...], tmp_path: Path) -> None:
+    """A client's options are XLA's, which can write files on the hosts: not here."""
+    module, options = raw(lambda x: jnp.cos(x), STEP[:1], X)
+    parsed = _jax.CompileOptions.ParseFromString(options)
+    parsed.executable_build_options.debug_options.xla_dump_to = str(tmp_path)
+    parsed.executable_build_options.debug_options.xla_dump_hlo_as_text = True
+    parsed.env_option_overrides = [("xla_dump_to", str(tmp_path))]
+    described = Module("main", module, parsed.SerializeAsString(), order, *_jaxlib.signature_of(module)[1:])
+    assert ClusterExecutable(places, None, described).metadata.results  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_devices_that_are_named(cluster: Any, places: Places) -> None:

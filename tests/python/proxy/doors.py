@@ -21,10 +21,13 @@ import grpc
 import numpy as np
 
 from pathways._jaxlib.proxy_messages import message
+from pathways.proxy.attributes import fill_attributes
 
 HERE = pathlib.Path(__file__).parent
 PACKAGE = "xla.ifrt.proxy"
 LIMIT_S = 150.0
+#: A Python with another JAX, for the clients of a proxy.
+CLIENT_PYTHON = os.environ.get("PATHWAYS_CLIENT_PYTHON", sys.executable)
 #: JAX of before 0.11 does not know the platform "proxy". Each program of a client begins with this.
 PRELUDE = """
 import sys
@@ -112,9 +115,10 @@ def client_environment(target: str) -> dict[str, str]:
 
 
 def start(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    is_client = environment.get("JAX_PLATFORMS") == "proxy"
     text = PRELUDE + textwrap.dedent(program) + SAVE
     return subprocess.Popen(
-        [sys.executable, "-c", text, *(arguments or ("/dev/null",))],
+        [CLIENT_PYTHON if is_client else sys.executable, "-c", text, *(arguments or ("/dev/null",))],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -151,11 +155,11 @@ def run_beside_plain_jax(door: Door, program: str) -> tuple[Ended, Ended]:
 class Wire:
     """A session by hand: what a client sends, message by message."""
 
-    def __init__(self, door: Door, version: tuple[int, int] = (25, 3)) -> None:
+    def __init__(self, door: Door, version: tuple[int, int] = (25, 3), said: dict[str, Any] | None = None) -> None:
         self.channel = grpc.insecure_channel(door.target)
         metadata = message(f"{PACKAGE}.GrpcIfrtSessionMetadata")()
         metadata.version.protocol_version, metadata.version.ifrt_serdes_version_number = version
-        self._requests: Iterator[Any] = iter([])
+        fill_attributes(said or {}, metadata.initialization_data)
         self._out: Any = _Queue()
         call = self.channel.stream_stream(f"/{PACKAGE}.GrpcIfrtService/IfrtSession")
         key = "ifrt-proxy-grpc-ifrt-session-metadata-bin"

@@ -23,14 +23,19 @@ def main() -> None:
 
     from local_devices import LocalDevices
 
+    from pathways import errors
     from pathways.proxy.limits import Limits
     from pathways.proxy.server import Server
     from pathways.proxy.service import Client, Service
     from pathways.proxy.shared_directory import SharedDirectory
 
     opened: list[LocalDevices] = []
+    clients: list[dict[str, Any]] = []
 
     def open_devices(client: Client) -> LocalDevices:
+        clients.append({"peer": client.peer, "said": dict(client.initialization_data)})
+        if "refuse" in client.initialization_data:
+            raise errors.PermissionDeniedError(str(client.initialization_data["refuse"]))
         opened.append(LocalDevices(options.get("room")))
         return opened[-1]
 
@@ -41,7 +46,7 @@ def main() -> None:
         server = Server(service, ["127.0.0.1:0", unix])
         print(json.dumps({"port": server.ports[0], "unix": unix}), flush=True)
         for line in sys.stdin:
-            print(json.dumps(answer(line.strip(), service, opened)), flush=True)
+            print(json.dumps(answer(line.strip(), service, opened) | {"clients": clients}), flush=True)
         server.close()
 
 
@@ -53,6 +58,7 @@ def answer(word: str, service: Any, opened: list[Any]) -> Any:
             "alive": sum(devices.alive for devices in opened),
             "open": sum(not devices.is_closed for devices in opened),
             "calls": opened[-1].calls if opened else [],
+            "copies": sum(devices.calls.count("copy") for devices in opened),
             "host_bytes": sum(session.buffers.used_bytes for session in service._sessions.values() if session),
             "threads": threading.active_count(),
         }

@@ -43,6 +43,8 @@ z = jnp.zeros(3)
 for _ in range(20):
     old, z = z, step(z)
 found["steps"], found["donated"] = z.tolist(), old.is_deleted()
+cut = jax.device_put(x, NamedSharding(mesh, P(("a", "b"))))
+found["one by one"] = [step(shard.data).tolist() for shard in cut.addressable_shards]  # each takes its shard alone
 found["random"] = jax.random.normal(jax.random.key(3), (4,)).tolist()
 found["complex"] = str(jnp.ones((), jnp.complex64) * 1j)
 found["scan"] = jax.lax.scan(lambda c, v: (c + v, c * v), 0.0, jnp.arange(5.0))[1].tolist()

@@ -262,7 +262,7 @@ def test_views_tell_nobody(door: Door, wire: Wire) -> None:
 
 @pytest.mark.parametrize(
     "interval",
-    [(0, 9, 1), (-1, 1, 1), (0, 1, 0), (0, 1, -1), (0, 1 << 62, 1), (1, 1, 1)],
+    [(0, 9, 1), (5, 6, 1), (-1, 0, 1), (0, -1, -1), (-1, 1, 1), (0, 1, 0), (0, 1, -1), (0, 1 << 62, 1), (1, 1, 1)],
 )
 def test_a_plan_that_leads_out_of_an_array(wire: Wire, interval: tuple[int, int, int]) -> None:
     wire.put(10, ONES)
