@@ -74,7 +74,8 @@ class Tiling:
         if len(self.grid) != len(shape) or any(n < 1 or size % n for size, n in zip(shape, self.grid, strict=True)):
             raise ValueError(f"an array of shape {shape} cannot be cut into {self.grid} equal parts")
         held = collections.Counter(self.cells)
-        if len(self.cells) != devices or held.keys() != set(range(count)) or len(set(held.values())) != 1:
+        is_known = len(held) == count and all(0 <= cell < count for cell in held)
+        if len(self.cells) != devices or not is_known or len(set(held.values())) != 1:
             raise ValueError(f"{devices} devices do not hold each of {count} parts equally often: {self.cells}")
 
 
@@ -147,8 +148,11 @@ class Computation:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Tells its module from all others."""
-        return hashlib.sha256(self.module + self.options).hexdigest()[:32]
+        """Tells its module, and its options, from all others."""
+        found = hashlib.sha256(b"%d " % len(self.module))
+        found.update(self.module)
+        found.update(self.options)
+        return found.hexdigest()[:32]
 
     @property
     def is_move(self) -> bool:

@@ -191,6 +191,7 @@ def load_program(data: bytes) -> LogicalProgram:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
         _check("value", (*node.inputs, *node.outputs), len(program.values))
+        _check_shown(program, node)
         if is_offloaded or (node.kind is NodeKind.CALL and program.computations[node.computation].is_move):
             _check_offloaded(program, node)
         _check_exchange(program, node)
@@ -237,6 +238,16 @@ def _check_views(computation: Computation, program: LogicalProgram) -> None:
         _check("input", view.inputs, len(computation.inputs))
         for number, shard in zip(view.inputs, view.shards, strict=True):
             _check("shard", [shard], program.meshes[computation.inputs[number].mesh].size)
+
+
+def _check_shown(program: LogicalProgram, node: Node) -> None:
+    """A node of views has the arrays that they are of."""
+    called = program.computations[node.computation] if node.kind is NodeKind.CALL else None
+    if called is None or not called.views:
+        return
+    inputs, outputs = (tuple(program.values[value] for value in each) for each in (node.inputs, node.outputs))
+    if (inputs, outputs) != (called.inputs, called.outputs):
+        raise PlanError(f"node {node.name!r} shows arrays of other types than its computation")
 
 
 def _check_move(computation: Computation) -> None:

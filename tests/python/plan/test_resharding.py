@@ -289,9 +289,15 @@ def test_a_tiling_is_what_a_spec_says(pair: tuple[Placement, Placement, int]) ->
         ((2, 1), (0, 1, 1), "equally often"),
         ((2, 1), (0, 0), "equally often"),
         ((2, 1), (0, 2), "equally often"),
+        ((2, 1), (0, -1), "equally often"),
         ((2, 1), (0, 1, 0, 1, 0, 1), "4 devices"),
     ],
 )
 def test_tilings_that_cut_nothing_evenly(grid: tuple[int, ...], cells: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Tiling(grid, cells).check((4, 4), 4 if words == "4 devices" else len(cells))
+
+
+def test_a_tiling_of_very_many_parts_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="equally often"):
+        Tiling((1 << 60,), (0,)).check((1 << 60,), 1)

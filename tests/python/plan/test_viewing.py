@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from pathways import errors
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind, Tiling, View
 from pathways.plan.binding import BoundProgram, host_plan, pinned
 from pathways.plan.viewing import viewed_here
+from pathways.protocol.serialization import dump_program, load_program
 
 F32 = np.dtype(np.float32)
 
@@ -62,3 +66,42 @@ def test_a_shard_of_another_device() -> None:
     bound = program([(0, 1)], (1,), [(0, 0)])
     with pytest.raises(errors.PlanError, match="shows on device 1 a shard that lies on 0"):
         viewed_here(bound.program.computations[0], bound.bindings, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"views": (View((0, 1), (0, 0)),)}, "no input 1"),
+        ({"views": (View((0, 0), (0, 2)),)}, "no shard 2"),
+        ({"views": (View((0,), (0,)),)}, "another number of devices"),
+        ({"views": ()}, None),
+        ({"module": b"module"}, "or does more"),
+        ({"donated": (True,)}, "or does more"),
+        ({"callbacks": (1,)}, "callbacks or a move"),
+    ],
+)
+def test_views_that_make_no_sense(changes: dict[str, Any], words: str | None) -> None:
+    good = program([(0, 1)], (0, 1), [(0, 0), (0, 1)]).program
+    assert load_program(dump_program(good)) == good
+    bad = dataclasses.replace(good, computations=(dataclasses.replace(good.computations[0], **changes),))
+    if words is None:
+        load_program(dump_program(bad))
+    else:
+        with pytest.raises(errors.PlanError, match=words):
+            load_program(dump_program(bad))
+
+
+def test_a_node_that_shows_other_arrays_than_it_says() -> None:
+    good = program([(0, 1), (0, 1)], (0, 1), [(0, 0), (1, 1)]).program
+    for inputs in ((0,), (0, 2), (0, 1, 1)):
+        bad = dataclasses.replace(good, nodes=(dataclasses.replace(good.nodes[0], inputs=inputs),))
+        with pytest.raises(errors.PlanError, match="other types than its computation"):
+            load_program(dump_program(bad))
+
+
+def test_a_module_and_its_options_are_told_apart() -> None:
+    (view,) = program([(0,)], (0,), [(0, 0)]).program.computations
+    one, two = (
+        dataclasses.replace(view, module=module, options=options) for module, options in ((b"ab", b"c"), (b"a", b"bc"))
+    )
+    assert one.fingerprint != two.fingerprint
