@@ -49,16 +49,52 @@ def load(
 ) -> Executable:
     """What calls a compiled raw module, in a program where inputs and outputs are of these types, and the plan lets it
     take the memory of the inputs that `donates` names.
+
+    Raises:
+        PlanError: the module makes other arrays than the program says: their bytes would be read by wrong sizes
+            (TRUST-1).
     """
     assert compiled.form is not None
+    _check_outputs(compiled.form, bound, computation)
     outputs = [(type.shape, type.dtype, here.sharding(bound.placement(type))) for type in computation.outputs]
     copied = [number for number in compiled.form.donated if number >= len(donates) or not donates[number]]
     call = own_settings(_jaxlib.raw_call(compiled.raw, outputs, copied))
     return dataclasses.replace(compiled, call=call, raw=compiled)
 
 
+def _check_outputs(form: _jaxlib.Form, bound: BoundProgram, computation: Computation) -> None:
+    if not computation.outputs:
+        return  # nothing of it can be read
+    _, _, results = _jaxlib.signature_of(computation.module)
+    count = len(bound.bindings[computation.mesh])
+    made = []
+    for number, (shape, dtype) in enumerate(results):
+        grid: tuple[int, ...] = (1,) * len(shape)
+        if form.output_shardings:
+            grid, _, _ = _jaxlib.tiles_of(form.output_shardings[number], len(shape), count)
+        made.append((tuple(-(-size // parts) for size, parts in zip(shape, grid, strict=True)), dtype))
+    said = [(_shard_shape(bound, type), type.dtype) for type in computation.outputs]
+    if made != said or any(type.mesh != computation.mesh for type in computation.outputs):
+        raise errors.PlanError(f"computation {computation.name!r} makes shards {made}, and its program says {said}")
+
+
+def _shard_shape(bound: BoundProgram, type: ArrayType) -> tuple[int, ...]:
+    return tuple(size // parts for size, parts in zip(type.shape, bound.placement(type).parts(), strict=True))
+
+
 def view(bound: BoundProgram, computation: Computation, here: HostDevices) -> Executable:
-    """What makes the arrays of a computation of views. It gets the inputs that `viewed_here` names."""
+    """What makes the arrays of a computation of views. It gets the inputs that `viewed_here` names.
+
+    Raises:
+        PlanError: a shard that is shown has another shape or element type than what shows it.
+    """
+    for type, each in zip(computation.outputs, computation.views, strict=True):
+        for number in set(each.inputs):
+            source = computation.inputs[number]
+            if (_shard_shape(bound, source), source.dtype) != (_shard_shape(bound, type), type.dtype):
+                raise errors.PlanError(f"computation {computation.name!r} shows shards of {source} as those of {type}")
+        if type.mesh != computation.mesh:
+            raise errors.PlanError(f"computation {computation.name!r} shows shards on other devices than its own")
     viewed = viewed_here(computation, bound.bindings, bound.devices_per_host, here.host)
     recipes = []
     for type, shown in zip(computation.outputs, viewed.shown, strict=True):

@@ -1,5 +1,5 @@
 """Computations that XLA's own clients have made, on shards of arrays: raw modules, views, tilings. Values are those of
-plain JAX; a view copies nothing and gives nothing away (MEM-4)."""
+plain JAX; a view copies nothing and gives nothing away (MEM-4). What a client says of them is checked (TRUST-1)."""
 
 from __future__ import annotations
 
@@ -186,6 +186,24 @@ def test_a_module_that_xla_refuses(places: Places, order: tuple[int, ...]) -> No
         _jaxlib.signature_of(b"nonsense")
     again = ClusterExecutable(places, None, Module(name, module, options, order, parameters, results))  # type: ignore[arg-type]
     assert len(again.metadata.results) == 1
+
+
+def test_arrays_that_are_not_what_the_program_says(places: Places, order: tuple[int, ...]) -> None:
+    """Their bytes would be read by the program's sizes, from memory that is not theirs (TRUST-1)."""
+    module, options = raw(lambda x: x + 3, STEP[:1], X)
+    halves = Kind((16,), F32, order, Tiling((4,), (0, 1, 2, 3)))
+    doubles = Kind((8,), np.dtype(np.float64), order, Tiling((4,), (0, 1, 2, 3)))
+    for wrong in ([halves], [doubles], [replicated((8,), order)], [cut(order)] * 2):
+        builder = Builder(places, "main")
+        made = builder.call(order, [builder.argument(cut(order))], wrong, module=module, options=options)
+        with pytest.raises(pw.errors.PathwaysError, match="and its program says"):
+            builder.build(made)
+    for wrong_view in (halves, doubles):
+        builder = Builder(places, "view")
+        whole = builder.argument(cut(order))
+        shown = builder.call(order, [whole], [wrong_view], views=(View((0,) * 4, (0, 1, 2, 3)),))
+        with pytest.raises(pw.errors.PathwaysError, match="shows shards of"):
+            builder.build(shown)
 
 
 def test_options_that_name_files(places: Places, order: tuple[int, ...], tmp_path: Path) -> None:
