@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from pathways import _jaxlib
+from pathways import _jaxlib, errors
 from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
@@ -20,7 +19,7 @@ from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, stacked, tiled
 from pathways.proxy.service import Client
-from pathways.proxy.shard_programs import Builder, ShardProgram
+from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
 from pathways.proxy.waiter import Waiter
 
 _TERMS = ("name", "weight", "priority", "memory", "runs", "at_limit")
@@ -51,7 +50,7 @@ class ClusterDevices:
         self._places = Places(session)
         self._waiter = Waiter(session)
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "pathways-door")
-        self._moves: collections.OrderedDict[Any, ShardProgram] = collections.OrderedDict()
+        self._moves = KeptPrograms(_MOST_MOVES)
 
     def describe(self) -> Machine:
         """See `Devices`."""
@@ -63,6 +62,8 @@ class ClusterDevices:
             for host in hosts
             for number in topology.devices_of(host)
         )
+        if not devices:
+            raise errors.ConnectError("the cluster has no devices as yet: start the program when an agent has joined")
         return Machine(devices[0].kind, "pathways", devices)
 
     # ---- bytes in and out
@@ -115,7 +116,7 @@ class ClusterDevices:
             )
             return builder.build(shown, is_view=True)
 
-        (made,) = self._move(("shard", piece.kind, piece.number), build)([piece.array])
+        (made,) = self._moves.run(("shard", piece.kind, piece.number), build, [piece.array])
         return made
 
     # ---- from devices to devices
@@ -163,7 +164,7 @@ class ClusterDevices:
             value = form.add_to(builder, shown)
             return builder.build([builder.move(value, kind)], is_view=True)
 
-        (made,) = self._move(("move", form, kind, shown), build)(arrays)
+        (made,) = self._moves.run(("move", form, kind, shown), build, arrays)
         return whole(made, kind, self._waiter)
 
     def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> ClusterBuffer:
@@ -197,15 +198,6 @@ class ClusterDevices:
         self._waiter.close()
         self._session.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _move(self, key: Any, build: Callable[[], ShardProgram]) -> ShardProgram:
-        known = self._moves.get(key)
-        if known is None:
-            known = self._moves[key] = build()
-            if len(self._moves) > _MOST_MOVES:
-                self._moves.popitem(last=False)
-        self._moves.move_to_end(key)
-        return known
 
     def _is_one_place(self, devices: DeviceList) -> bool:
         """Whether these devices are distinct ones of one island, so that one array may lie there."""

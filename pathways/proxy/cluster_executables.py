@@ -6,7 +6,6 @@ program of its own; so is each choice of what a call takes over.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from pathways.compiler.ir import Tiling
 from pathways.proxy.behind import Buffer, ExecutableMetadata, Parameter, Result, Shard
 from pathways.proxy.cluster_buffers import Form, form_of, whole
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, tiled
-from pathways.proxy.shard_programs import Builder, ShardProgram
+from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
 from pathways.proxy.waiter import Waiter
 
 #: So many programs of one executable are kept, those that ran last.
@@ -47,7 +46,7 @@ class ClusterExecutable:
             PathwaysError: they cannot, or its devices are not there.
         """
         self._places, self._waiter, self._module = places, waiter, module
-        self._programs: collections.OrderedDict[Any, ShardProgram] = collections.OrderedDict()
+        self._programs = KeptPrograms(MOST_PROGRAMS)
         builder = Builder(places, module.name)
         # Nothing runs by this program, so it does not matter how its arguments are cut.
         inputs = [builder.argument(self._replicated(shape, dtype)) for shape, dtype in module.parameters]
@@ -131,21 +130,7 @@ class ClusterExecutable:
         return [whole(array, kind, self._waiter) for array, kind in zip(made, self._results, strict=True)]
 
     def _run(self, forms: tuple[Form, ...], given: tuple[int, ...], arrays: list[Any]) -> Any:
-        made = self._program(forms, given)(arrays)
-        if made is _core.Refusal.STALE:  # devices were drained: what was bound to them is made anew
-            self._programs.clear()
-            made = self._program(forms, given)(arrays)
-        return made
-
-    def _program(self, forms: tuple[Form, ...], given: tuple[int, ...]) -> ShardProgram:
-        key = forms, given
-        known = self._programs.get(key)
-        if known is None:
-            known = self._programs[key] = self._build(forms, given)
-            if len(self._programs) > MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        return known
+        return self._programs.run((forms, given), lambda: self._build(forms, given), arrays)
 
     def _build(self, forms: tuple[Form, ...], given: tuple[int, ...]) -> ShardProgram:
         module, builder = self._module, Builder(self._places, self._module.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -40,6 +41,33 @@ class ShardProgram:
         found: dict[int, pb.ComputationAnalysis] = self._control.analyze(self._registration.number)
         (one,) = found.values()
         return one
+
+
+class KeptPrograms:
+    """Programs by what they are for: the `most` that ran last are kept. One thread at a time calls it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._programs: collections.OrderedDict[Any, ShardProgram] = collections.OrderedDict()
+
+    def run(self, key: Any, build: Callable[[], ShardProgram], arguments: list[Any]) -> Any:
+        """Runs the program of this key, see `ShardProgram.__call__`; `build` makes it when it is not here. When devices
+        were drained, what was bound to them is made anew.
+        """
+        made = self._program(key, build)(arguments)
+        if made is _core.Refusal.STALE:
+            self._programs.clear()
+            made = self._program(key, build)(arguments)
+        return made
+
+    def _program(self, key: Any, build: Callable[[], ShardProgram]) -> ShardProgram:
+        known = self._programs.get(key)
+        if known is None:
+            known = self._programs[key] = build()
+            if len(self._programs) > self._most:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        return known
 
 
 class Builder:

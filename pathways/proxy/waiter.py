@@ -57,15 +57,18 @@ class Waiter:
 
     def _settled(self, arrays: list[Any], then: Done) -> bool:
         """Tells the end of these arrays, if it has come."""
-        while arrays:
-            state = self._native.state(arrays[-1])
-            if state == "pending":
-                return False
-            if state != "ready":
-                then(failure_of(arrays[-1]))
-                return True
-            arrays.pop()
-        then(None)
+        failure: BaseException | None = None
+        try:
+            while arrays and failure is None:
+                state = self._native.state(arrays[-1])
+                if state == "pending":
+                    return False
+                if state != "ready":
+                    failure = failure_of(arrays[-1])
+                arrays.pop()
+        except errors.PathwaysError as error:  # the cluster has ended
+            failure = error
+        then(failure)
         return True
 
     def _wait(self, arrays: list[Any]) -> None:

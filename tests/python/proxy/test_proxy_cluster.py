@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from control_clusters import eventually
 import pathways as pw
 from pathways.cli import main
 from pathways.cluster.operator import look
+from pathways.proxy.waiter import Waiter
 
 PROGRAM = """
 import json, sys
@@ -120,6 +122,34 @@ def test_a_client_that_is_killed_leaves_nothing(cluster: Any) -> None:
                 process.kill()
         eventually(lambda: not clients(cluster.address), "the client is gone")
         eventually(lambda: in_use(cluster.address) <= before, "its arrays are gone")
+
+
+class EndedClient:
+    """The native half of a client whose cluster ends while somebody waits."""
+
+    def __init__(self) -> None:
+        self.native = self
+        self.is_over = False
+
+    def state(self, array: object) -> str:
+        if self.is_over:
+            raise pw.errors.ControllerLostError("the controller is gone")
+        return "pending"
+
+    def wait_raw(self, handle: int, timeout: float) -> str:
+        return "pending"
+
+
+def test_who_waits_is_told_when_the_cluster_ends() -> None:
+    client = EndedClient()
+    waiter = Waiter(client)  # type: ignore[arg-type]
+    told: list[Any] = []
+    waiter.add([SimpleNamespace(raw_handle=1)], told.append)
+    waiter.add([SimpleNamespace(raw_handle=2)], told.append)
+    client.is_over = True
+    eventually(lambda: len(told) == 2, "both are told")
+    assert all(isinstance(each, pw.errors.ControllerLostError) for each in told)
+    waiter.close()
 
 
 def test_where_it_listens() -> None:
