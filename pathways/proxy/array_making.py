@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from pathways.compiler.ir import Tiling
 from pathways.proxy import dtypes, host_arrays, layouts, shardings
 from pathways.proxy.arrays import Array, StringBuffer, of_buffer
-from pathways.proxy.behind import Buffer, Tiling
+from pathways.proxy.behind import Buffer
 from pathways.proxy.calls import Call, Kind, many
 from pathways.proxy.errors import Code, Refused, refusal_in
 from pathways.proxy.replies import Fill

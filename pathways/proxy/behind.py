@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pathways.compiler.ir import Tiling
+
 Attribute = bool | int | float | str
 #: Called once, from any thread: None, or why it failed.
 Done = Callable[[BaseException | None], None]
@@ -80,17 +82,6 @@ class Shard:
     def device(self) -> int:
         """Where it lies."""
         return self.buffer.devices[self.number]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """How an array is cut: into `grid[d]` equal parts along dimension d, the last ones shorter when they do not divide
-    (each has ceil(size / parts)). `cells[i]` is the cell, in row-major order of the grid, that lies on the i-th device.
-    Several devices may have the same cell, which is then replicated.
-    """
-
-    grid: tuple[int, ...]
-    cells: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +157,9 @@ class Devices(Protocol):
         shape: tuple[int, ...],
         memory_kind: str,
     ) -> Buffer:
-        """The array of `shape` that `shards` are by `source`, cut by `target` over `devices`."""
+        """The array of `shape` that `shards` are by `source`, cut by `target` over `devices`. Where a tiling does not
+        divide a dimension, its parts there have ceil(size / parts), and the last ones are shorter.
+        """
 
     def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Buffer:
         """The same bytes as shards of another dtype and shape, on the same devices."""

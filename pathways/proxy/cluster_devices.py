@@ -13,7 +13,6 @@ from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
 from pathways.process.client_terms import ClientTerms
-from pathways.proxy import behind
 from pathways.proxy.behind import DeviceInfo, Executable, Machine, Shard
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
@@ -144,17 +143,16 @@ class ClusterDevices:
     def reshard(
         self,
         shards: Sequence[Shard],
-        source: behind.Tiling,
+        source: Tiling,
         devices: DeviceList,
-        target: behind.Tiling,
+        target: Tiling,
         shape: tuple[int, ...],
         memory_kind: str,
     ) -> ClusterBuffer:
         """See `Devices`."""
         form, arrays = form_of(shards)
-        old, new = Tiling(source.grid, source.cells), Tiling(target.grid, target.cells)
-        kind = tiled(shape, form.kinds[0].dtype, devices, new)
-        return self._moved(form, arrays, kind, tiled(shape, form.kinds[0].dtype, form.devices, old))
+        kind = tiled(shape, form.kinds[0].dtype, devices, target)
+        return self._moved(form, arrays, kind, tiled(shape, form.kinds[0].dtype, form.devices, source))
 
     def _moved(self, form: Form, arrays: list[Any], kind: Kind, shown: Kind | None = None) -> ClusterBuffer:
         """A buffer of a kind, with the values of another one. `shown`: as what kind that is moved."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pathways._jaxlib.proxy_messages import message
-from pathways.proxy.behind import Tiling
+from pathways.compiler.ir import Tiling
 from pathways.proxy.errors import Code, Refused, not_implemented
 
 PREFIX = "xla::ifrt::"

@@ -21,6 +21,7 @@ from jaxlib import _jax, lapack
 from jaxlib.mlir import ir
 
 from pathways import errors
+from pathways.compiler.ir import Tiling
 from pathways.proxy.array_making import part_of
 from pathways.proxy.behind import (
     DeviceInfo,
@@ -29,7 +30,6 @@ from pathways.proxy.behind import (
     Parameter,
     Result,
     Shard,
-    Tiling,
 )
 
 DTYPES = {

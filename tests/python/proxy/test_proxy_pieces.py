@@ -23,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathways import errors
 from pathways._jaxlib import proxy_messages
 from pathways._jaxlib.proxy_messages import message
+from pathways.compiler.ir import Tiling
 from pathways.proxy import dtypes, host_arrays, layouts, shardings
 from pathways.proxy.arrays import Held
-from pathways.proxy.behind import Tiling
 from pathways.proxy.errors import Code, Refused, refusal_of
 from pathways.proxy.futures import when_all_ready
 from pathways.proxy.handles import OWN, HandleTable, own_handles
