@@ -94,9 +94,9 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
         address = f"unix:{tmp_path}/{len(stops)}.sock"
 
         def receive(answers: socket.socket, messages: socket.socket) -> None:
-            answers.setblocking(True)
-            messages.setblocking(True)
-            with answers, messages, contextlib.suppress(OSError):
+            with answers, messages, contextlib.suppress(OSError):  # closed by the listener at the test's end
+                answers.setblocking(True)
+                messages.setblocking(True)
                 BlockingFrames(messages).each(lambda message: answers.sendall(answer(message)))
 
         def serve(_: Any, *stream: socket.socket) -> None:
