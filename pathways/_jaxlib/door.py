@@ -117,6 +117,7 @@ from pathways._jaxlib.processes import (
 )
 from pathways._jaxlib.raw_modules import (
     Form,
+    bitcast_module,
     compile_raw,
     form_of,
     raw_call,

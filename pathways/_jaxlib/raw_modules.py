@@ -15,11 +15,19 @@ from typing import Any
 import jax
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import core, sharding_impls
+from jax._src import core, dtypes, sharding_impls
 from jaxlib import _hlo
 from jaxlib.mlir import ir
 
-from pathways._jaxlib.mlir_modules import main_function, mlir_context, parse, parse_portable, shape_and_dtype
+from pathways._jaxlib.mlir_modules import (
+    main_function,
+    mlir_context,
+    parse,
+    parse_portable,
+    portable_bytecode,
+    shape_and_dtype,
+    tensor_type,
+)
 
 #: In the first line of a module's text: what outputs take the memory of which inputs.
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, [a-z_]+=|\s*$)")
@@ -94,6 +102,45 @@ def signature_of(module: bytes) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
         except (ValueError, KeyError) as error:
             raise ValueError(f"module {name!r} takes or gives what is no array: {error}") from None
     return name, parameters, results
+
+
+def bitcast_module(
+    shape: tuple[int, ...], dtype: np.dtype, made_shape: tuple[int, ...], made_dtype: np.dtype, devices: int
+) -> tuple[bytes, bytes]:
+    """A portable module by which each of so many devices takes an array, and makes one of the same bytes of it; and
+    options to compile it with.
+
+    Raises:
+        NotImplementedError: XLA does not say which bytes they are: of complex numbers, booleans, and numbers of less
+            than a byte.
+    """
+    bits, made_bits = (0 if dtype == made_dtype else _bits(each) for each in (dtype, made_dtype))
+    count = math.prod(made_shape)
+    ratio = max(bits, made_bits) // min(bits, made_bits) if bits else 1
+    flat = (count * made_bits // bits,) if bits > made_bits else (count,)
+    # XLA puts parts that make one element, or are made of one, in the last dimension.
+    taken = flat if bits >= made_bits else (count, ratio)
+    given = flat if bits <= made_bits else (*flat, ratio)
+    with mlir_context():
+        types = [
+            tensor_type(*each)
+            for each in ((shape, dtype), (taken, dtype), (given, made_dtype), (made_shape, made_dtype))
+        ]
+        cast = "stablehlo.bitcast_convert" if bits else "stablehlo.reshape"
+        lines = [f"module @bitcast {{ func.func public @main(%0: {types[0]}) -> {types[3]} {{"]
+        for number, what in enumerate(("stablehlo.reshape", cast, "stablehlo.reshape")):
+            lines.append(f"%{number + 1} = {what} %{number} : ({types[number]}) -> {types[number + 1]}")
+        module = portable_bytecode(parse("\n".join((*lines, f"return %3 : {types[3]} }} }}"))))
+    options = xla.CompileOptions()
+    options.num_replicas = devices
+    return module, options.SerializeAsString()
+
+
+def _bits(dtype: np.dtype) -> int:
+    bits = dtypes.itemsize_bits(dtype)
+    if dtype.kind in "bc" or bits % 8:
+        raise NotImplementedError(f"the bytes of an array of {dtype} as those of another type")
+    return bits
 
 
 def form_of(executable: Any) -> Form:

@@ -5,7 +5,7 @@ What need not move is viewed, unless the client wants a copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways.proxy import dtypes, host_arrays
@@ -22,49 +22,36 @@ from pathways.proxy.state import State
 
 def copy(state: State, call: Call) -> Fill:
     """The i-th shard of each array onto the i-th device."""
-    body = call.body
-    arrays = usable(state, body.array_handles)
-    check_devices(state, body.device_ids)
-    made = []
-    for array in arrays:
-        devices = tuple(body.device_ids) or array.devices
-        memory_kind = body.memory_kind if body.HasField("memory_kind") else array.sharding.memory_kind
-        made.append(_copied(state, call, array, array.sharding.with_devices(devices, memory_kind)))
-    handles = state.arrays.add(body.result_handles, made)
-    give(body, arrays)
-    return lambda response: response.array_handles.extend(handles)
+    check_devices(state, call.body.device_ids)
+    return _moved(state, call, _copied_as_asked, [call.body] * len(call.body.array_handles))
 
 
 def reshard(state: State, call: Call) -> Fill:
     """Arrays cut anew, over other devices."""
-    body = call.body
-    arrays = usable(state, body.array_handles)
-    _check_counts(arrays, body.array_specs)
-    made = []
-    for array, spec in zip(arrays, body.array_specs, strict=True):
-        target = known_sharding(state, spec.sharding)
-        if (spec.dtype.kind, host_arrays.shape_of(spec.shape)) != (array.dtype.kind, array.shape):
-            raise Refused(Code.INVALID_ARGUMENT, f"{array.dtype.name}{list(array.shape)} cannot become another array")
-        made.append(_resharded(state, call, array, target))
-    handles = state.arrays.add(body.result_handles, made)
-    give(body, arrays)
-    return lambda response: response.array_handles.extend(handles)
+    return _moved(state, call, _resharded, call.body.array_specs)
 
 
 def bitcast(state: State, call: Call) -> Fill:
     """The same bytes as arrays of another type, shape or sharding. No shard changes its device."""
+    return _moved(state, call, _bitcast, call.body.array_specs)
+
+
+def _moved(state: State, call: Call, move: Callable[[State, Call, Array, Any], Array], targets: Sequence[Any]) -> Fill:
+    """What each of these requests does: `move` makes an array of each, as its target says."""
     body = call.body
     arrays = usable(state, body.array_handles)
-    _check_counts(arrays, body.array_specs)
-    made = [_bitcast(state, call, array, spec) for array, spec in zip(arrays, body.array_specs, strict=True)]
+    if len(arrays) != len(targets):
+        raise Refused(Code.INVALID_ARGUMENT, f"{len(arrays)} arrays, but {len(targets)} specs")
+    made = [move(state, call, array, target) for array, target in zip(arrays, targets, strict=True)]
     handles = state.arrays.add(body.result_handles, made)
     give(body, arrays)
     return lambda response: response.array_handles.extend(handles)
 
 
-def _check_counts(arrays: Sequence[Array], specs: Sequence[Any]) -> None:
-    if len(arrays) != len(specs):
-        raise Refused(Code.INVALID_ARGUMENT, f"{len(arrays)} arrays, but {len(specs)} specs")
+def _copied_as_asked(state: State, call: Call, array: Array, body: Any) -> Array:
+    devices = tuple(body.device_ids) or array.devices
+    memory_kind = body.memory_kind if body.HasField("memory_kind") else array.sharding.memory_kind
+    return _copied(state, call, array, array.sharding.with_devices(devices, memory_kind))
 
 
 def _copied(state: State, call: Call, array: Array, sharding: Sharding) -> Array:
@@ -88,7 +75,10 @@ def _strings(array: Array, sharding: Sharding) -> StringBuffer:
     return StringBuffer(values, held[0][0].shape, sharding.devices, sharding.memory_kind)
 
 
-def _resharded(state: State, call: Call, array: Array, target: Sharding) -> Array:
+def _resharded(state: State, call: Call, array: Array, spec: Any) -> Array:
+    target = known_sharding(state, spec.sharding)
+    if (spec.dtype.kind, host_arrays.shape_of(spec.shape)) != (array.dtype.kind, array.shape):
+        raise Refused(Code.INVALID_ARGUMENT, f"{array.dtype.name}{list(array.shape)} cannot become another array")
     source_tiling, target_tiling = array.sharding.tiling(array.shape), target.tiling(array.shape)
     if source_tiling == target_tiling:
         return _copied(state, call, array, target)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pathways.compiler.ir import Tiling, View
+from pathways.compiler.ir import View
 from pathways.proxy.behind import Done, Shard
-from pathways.proxy.cluster_kinds import DeviceList, Kind, stacked
+from pathways.proxy.cluster_kinds import DeviceList, Kind, apart
 from pathways.proxy.shard_programs import Builder
 from pathways.proxy.waiter import Waiter
 
@@ -98,9 +98,7 @@ class Form:
         if self.is_whole and shown in (None, self.kinds[0]):
             return arguments[0]
         first, devices = self.kinds[0], self.devices
-        shown = shown or stacked(first.shard_shape, first.dtype, devices, range(len(devices)))
-        if shown is None:
-            shown = Kind((), first.dtype, devices, Tiling((), (0,) * len(devices)), is_alike=False)
+        shown = shown or apart(first.shard_shape, first.dtype, devices)
         (value,) = builder.call(devices, arguments, [shown], views=(View(self.inputs, self.shards),))
         return value
 

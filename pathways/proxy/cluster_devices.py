@@ -16,7 +16,7 @@ from pathways.process.client_terms import ClientTerms
 from pathways.proxy.behind import DeviceInfo, Executable, Machine, Shard
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
-from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, stacked, tiled
+from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, apart, stacked, tiled
 from pathways.proxy.service import Client
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
 from pathways.proxy.waiter import Waiter
@@ -78,7 +78,7 @@ class ClusterDevices:
             return whole(self._put(kind, value), kind, self._waiter)
         pieces: list[ArrayShard] = []
         for device, shard in zip(devices, shards, strict=True):
-            alone = tiled_alone(shard.shape, shard.dtype, device)
+            alone = apart(shard.shape, shard.dtype, (device,))
             pieces.append(ArrayShard(self._put(alone, shard), alone, 0))
         return ClusterBuffer(tuple(pieces), self._waiter)
 
@@ -106,7 +106,7 @@ class ClusterDevices:
     def _shown(self, piece: ArrayShard) -> Any:
         """A shard as an array of one device."""
         device = piece.kind.devices[piece.number]
-        alone = tiled_alone(piece.kind.shard_shape, piece.kind.dtype, device)
+        alone = apart(piece.kind.shard_shape, piece.kind.dtype, (device,))
 
         def build() -> ShardProgram:
             builder = Builder(self._places, "shard")
@@ -123,22 +123,23 @@ class ClusterDevices:
     def copy(self, shards: Sequence[Shard], devices: DeviceList, memory_kind: str) -> ClusterBuffer:
         """See `Devices`."""
         form, arrays = form_of(shards)
-        is_array = form.kinds[0].is_alike if form.is_whole else bool(shards[0].buffer.shape)
-        if is_array and self._is_one_place(devices) and self._is_one_place(form.devices):
-            if form.is_whole:
-                old = form.kinds[0]
-                kind = Kind(old.shape, old.dtype, devices, old.tiling)
-            else:
-                made = stacked(shards[0].buffer.shape, form.kinds[0].dtype, devices, range(len(devices)))
-                assert made is not None
-                kind = made
-            return self._moved(form, arrays, kind)
-        pieces: list[ArrayShard] = []
-        for shard, device in zip(shards, devices, strict=True):
-            one, parts = form_of([shard])
-            kind = tiled_alone(shard.buffer.shape, one.kinds[0].dtype, device)
-            pieces += self._moved(one, parts, kind).pieces
-        return ClusterBuffer(tuple(pieces), self._waiter)
+        kind = self._kind_of_copy(form, devices)
+        if kind is None:
+            each = [self.copy([shard], (device,), memory_kind) for shard, device in zip(shards, devices, strict=True)]
+            return self._joined(each)
+        return self._moved(form, arrays, kind)
+
+    def _kind_of_copy(self, form: Form, devices: DeviceList) -> Kind | None:
+        """As what one array a form lies on other devices; None: shard by shard."""
+        first = form.kinds[0]
+        if not (self._is_one_place(devices) and self._is_one_place(form.devices)):
+            return None
+        if not form.is_whole:
+            return stacked(first.shard_shape, first.dtype, devices, range(len(devices)))
+        return Kind(first.shape, first.dtype, devices, first.tiling) if first.is_alike else None
+
+    def _joined(self, buffers: Sequence[ClusterBuffer]) -> ClusterBuffer:
+        return ClusterBuffer(tuple(piece for buffer in buffers for piece in buffer.pieces), self._waiter)
 
     def reshard(
         self,
@@ -160,14 +161,30 @@ class ClusterDevices:
         def build() -> ShardProgram:
             builder = Builder(self._places, "move")
             value = form.add_to(builder, shown)
-            return builder.build([builder.move(value, kind)], is_view=True)
+            # On a device that both are on, the shard may be the same memory. Elsewhere it is its own, so it can be
+            # donated.
+            is_view = not set(form.devices).isdisjoint(kind.devices)
+            return builder.build([builder.move(value, kind)], is_view=is_view)
 
         (made,) = self._moves.run(("move", form, kind, shown), build, arrays)
         return whole(made, kind, self._waiter)
 
     def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> ClusterBuffer:
         """See `Devices`."""
-        raise NotImplementedError("bitcast of arrays is not there yet")
+        form, arrays = form_of(shards)
+        devices, first = form.devices, form.kinds[0]
+        if not self._is_one_place(devices):
+            return self._joined([self.bitcast([shard], dtype, shape) for shard in shards])
+        kind = apart(shape, dtype, devices)
+
+        def build() -> ShardProgram:
+            module, options = _jaxlib.bitcast_module(first.shard_shape, first.dtype, shape, dtype, len(devices))
+            builder = Builder(self._places, "bitcast")
+            made = builder.call(devices, [form.add_to(builder)], [kind], module=module, options=options)
+            return builder.build(made)
+
+        (made,) = self._moves.run(("bitcast", form, kind), build, arrays)
+        return whole(made, kind, self._waiter)
 
     # ---- programs
 
@@ -202,10 +219,3 @@ class ClusterDevices:
         topology = self._session.control().topology
         islands = {topology.island_of(device // topology.devices_per_host) for device in devices}
         return len(islands) == 1 and len(set(devices)) == len(devices)
-
-
-def tiled_alone(shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> Kind:
-    """The kind of an array on one device."""
-    kind = stacked(shape, dtype, (device,), (0,))
-    assert kind is not None
-    return kind

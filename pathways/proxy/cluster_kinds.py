@@ -59,6 +59,12 @@ def stacked(shard_shape: Sequence[int], dtype: np.dtype, devices: DeviceList, ce
     return Kind(shape, dtype, devices, tiling)
 
 
+def apart(shard_shape: Sequence[int], dtype: np.dtype, devices: DeviceList) -> Kind:
+    """The kind of a buffer that has a shard of its own on each device."""
+    found = stacked(shard_shape, dtype, devices, range(len(devices)))
+    return found or Kind((), dtype, devices, Tiling((), (0,) * len(devices)), is_alike=False)
+
+
 def tiled(shape: tuple[int, ...], dtype: np.dtype, devices: DeviceList, tiling: Tiling, is_alike: bool = True) -> Kind:
     """The kind of an array that XLA has cut by this tiling. Where that does not divide a dimension, XLA has padded the
     last parts, and the shards lie behind each other. So they do unless the devices of one cell hold the same.
