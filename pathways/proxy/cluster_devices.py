@@ -47,7 +47,7 @@ class ClusterDevices:
     def __init__(self, session: Cluster) -> None:
         self._session = session
         self._places = Places(session)
-        self._waiter = Waiter(session)
+        self._waiter = Waiter(session, self._places.islands)
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "pathways-door")
         self._moves = KeptPrograms(_MOST_MOVES)
 
@@ -69,6 +69,7 @@ class ClusterDevices:
 
     def put(self, devices: DeviceList, memory_kind: str, shards: Sequence[np.ndarray[Any, Any]]) -> ClusterBuffer:
         """See `Devices`."""
+        self._places.check(devices)
         number: dict[int, int] = {}
         cells = [number.setdefault(id(shard), len(number)) for shard in shards]
         distinct = list({id(shard): shard for shard in shards}.values())
@@ -94,6 +95,7 @@ class ClusterDevices:
 
         def read() -> None:
             try:
+                self._places.islands.check(array.slice.binding.devices)
                 value = np.asarray(array)
                 array.cached = None  # the client keeps what it has read
             except BaseException as error:

@@ -48,9 +48,10 @@ class ClusterExecutable:
         self._places, self._waiter, self._module = places, waiter, module
         self._programs = KeptPrograms(MOST_PROGRAMS)
         builder = Builder(places, module.name)
+        where = places.islands.stand_in(module.devices)  # XLA says the same of it there
         # Nothing runs by this program, so it does not matter how its arguments are cut.
-        inputs = [builder.argument(self._replicated(shape, dtype)) for shape, dtype in module.parameters]
-        builder.call(module.devices, inputs, [], module=module.module, options=module.options)
+        inputs = [builder.argument(self._replicated(shape, dtype, where)) for shape, dtype in module.parameters]
+        builder.call(where, inputs, [], module=module.module, options=module.options)
         self._compiled = builder.build([])  # keeps it compiled
         found = self._compiled.analyze()
         count = len(module.devices)
@@ -59,7 +60,7 @@ class ClusterExecutable:
             shape, dtype = module.results[number]
             shardings = found.form.output_shardings
             if not shardings:
-                return self._replicated(shape, dtype)
+                return self._replicated(shape, dtype, module.devices)
             grid, cells, is_alike = _jaxlib.tiles_of(shardings[number], len(shape), count)
             return tiled(shape, dtype, module.devices, Tiling(grid, cells), is_alike)
 
@@ -67,8 +68,7 @@ class ClusterExecutable:
         self._donated = frozenset(found.form.donated)
         self.metadata = self._metadata(found)
 
-    def _replicated(self, shape: tuple[int, ...], dtype: np.dtype) -> Kind:
-        devices = self._module.devices
+    def _replicated(self, shape: tuple[int, ...], dtype: np.dtype, devices: DeviceList) -> Kind:
         return Kind(shape, dtype, devices, Tiling((1,) * len(shape), (0,) * len(devices)))
 
     def _metadata(self, found: Any) -> ExecutableMetadata:

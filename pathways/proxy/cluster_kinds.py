@@ -16,6 +16,7 @@ from pathways.api.programs.tracing import remember
 from pathways.api.session import Session
 from pathways.api.slices.virtual_devices import Slice
 from pathways.compiler.ir import ArrayType, Tiling
+from pathways.proxy.islands import Islands
 
 DeviceList = tuple[int, ...]  # numbers of devices in the cluster, in the client's order
 
@@ -82,9 +83,15 @@ class Places:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.islands = Islands(session)
         self._slices: dict[DeviceList, Slice] = {}
         self._layouts: dict[Kind, _core.Layout] = {}
         self._lock = threading.Lock()
+
+    def check(self, devices: DeviceList) -> None:
+        """Raises `HostLostError` when devices are on an island that is down."""
+        known = self._slices.get(devices)
+        self.islands.check(devices if known is None else known.binding.devices)
 
     def slice_of(self, devices: DeviceList) -> Slice:
         """The slice of these devices.

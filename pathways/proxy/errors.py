@@ -45,6 +45,7 @@ CODES: tuple[tuple[type[BaseException], Code], ...] = (
     (errors.HostLostError, Code.DATA_LOSS),
     (errors.ControllerLostError, Code.UNAVAILABLE),
     (errors.ClusterClosedError, Code.UNAVAILABLE),
+    (errors.ConnectError, Code.UNAVAILABLE),
     (errors.ResourceExhaustedError, Code.RESOURCE_EXHAUSTED),
     (errors.DeletedArrayError, Code.INVALID_ARGUMENT),
     (errors.CancelledError, Code.CANCELLED),

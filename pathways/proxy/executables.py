@@ -10,7 +10,7 @@ from pathways.proxy.array_views import usable
 from pathways.proxy.arrays import Array, Held, of_buffer
 from pathways.proxy.attributes import fill_attributes
 from pathways.proxy.calls import Call, Kind, Outcome, many, one
-from pathways.proxy.errors import Code, Refused, not_implemented
+from pathways.proxy.errors import Code, Refused, not_implemented, refusal_of
 from pathways.proxy.futures import Future, when_all_ready
 from pathways.proxy.loaded import Loaded
 from pathways.proxy.replies import Fill
@@ -20,9 +20,38 @@ NO_MPMD = Refused(Code.INVALID_ARGUMENT, "LoadedExecutable is not an MPMD execut
 
 
 def execute(state: State, call: Call) -> Fill:
-    """Runs an executable. The first time the client has no handles for the results yet, and learns what they are."""
+    """Runs an executable. The first time the client has no handles for the results yet, and learns what they are.
+
+    Lost data fails the results, the first time too: a program that asks which islands are there, as
+    `pathwaysutils.elastic` does, runs something on each, and then waits for each.
+    """
     body = call.body
     program = state.executables.find(body.loaded_executable_handle)
+    try:
+        handles, status = _start(state, call, program)
+    except Exception as error:
+        refusal = refusal_of(error).within(call.context)
+        if body.result_array_handle or refusal.code is not Code.DATA_LOSS:
+            raise
+        handles = [state.arrays.add_error(refusal) for _ in program.results]
+        status = state.futures.add_error(refusal) if body.execute_options.fill_status else 0
+    if body.result_array_handle:
+        return (lambda response: setattr(response, "status_handle", status)) if status else None
+
+    def fill(response: Any) -> None:
+        response.status_handle = status
+        for handle, result in zip(handles, program.results, strict=True):
+            output = response.outputs.add(array_handle=handle)
+            output.dtype.kind = result.dtype.kind
+            output.shape.dims.extend(result.shape)
+            result.told.fill(output.sharding)
+
+    return fill
+
+
+def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int]:
+    """Starts an executable; the handles of its results, and of their future, or 0."""
+    body = call.body
     if body.device_ids and tuple(body.device_ids) != program.devices:
         raise not_implemented("a program that is compiled for no devices cannot be run here")
     arrays = usable(state, body.args_handles)
@@ -44,19 +73,7 @@ def execute(state: State, call: Call) -> Fill:
         for buffer, result in zip(buffers, program.results, strict=True)
     ]
     handles = state.arrays.add(body.result_array_handle, made)
-    status = _status(state, body, made) if options.fill_status else 0
-    if body.result_array_handle:
-        return (lambda response: setattr(response, "status_handle", status)) if status else None
-
-    def fill(response: Any) -> None:
-        response.status_handle = status
-        for handle, result in zip(handles, program.results, strict=True):
-            output = response.outputs.add(array_handle=handle)
-            output.dtype.kind = result.dtype.kind
-            output.shape.dims.extend(result.shape)
-            result.told.fill(output.sharding)
-
-    return fill
+    return handles, _status(state, body, made) if options.fill_status else 0
 
 
 def fetch_result(state: State, call: Call) -> Outcome:

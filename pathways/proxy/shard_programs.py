@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pathways import _core
+from pathways import _core, errors
 from pathways.api.programs.registration import Registration
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind, View
 from pathways.plan.binding import BoundProgram
 from pathways.protocol import control_pb2 as pb
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places
+
+#: How long it waits for hosts before it looks whether they are there.
+_LOOK_S = 1.0
 
 
 class ShardProgram:
@@ -24,8 +28,9 @@ class ShardProgram:
             PathwaysError: its hosts refuse it, or cannot compile it.
         """
         self._control = places.session.control()
+        self._islands, self._devices = places.islands, bound.bindings
         self._registration = Registration(places.session, program, bound)
-        self._registration.settle()
+        self._settle()
         self._call = call(self._registration.number, self._registration.group)
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -33,12 +38,27 @@ class ShardProgram:
 
         Raises:
             DeletedArrayError: an argument was deleted.
+            HostLostError: an island of it is down.
         """
+        self._check()
         return self._call(arguments)
+
+    def _check(self) -> None:
+        for devices in self._devices:
+            self._islands.check(devices)
+
+    def _settle(self) -> None:
+        """Waits until the hosts have compiled it, but not for an island that is lost just now."""
+        while True:
+            self._check()
+            with contextlib.suppress(TimeoutError):
+                return self._control.wait_compiled(self._registration.number, _LOOK_S)
 
     def analyze(self) -> pb.ComputationAnalysis:
         """What XLA says of its only computation, on the first of its hosts."""
         found: dict[int, pb.ComputationAnalysis] = self._control.analyze(self._registration.number)
+        if not found:  # its host does not answer
+            raise errors.HostLostError("a host was lost when the program was compiled; compile it again")
         (one,) = found.values()
         return one
 
@@ -129,6 +149,8 @@ class Builder:
             PathwaysError: hosts refuse it, or cannot compile it.
         """
         session = self._places.session
+        for devices in self._meshes:
+            self._places.check(devices)
         slices = [self._places.slice_of(devices) for devices in self._meshes]
         program = LogicalProgram(
             self._name,

@@ -1,4 +1,7 @@
-"""Tells when arrays of a client are ready, by one thread for all of them."""
+"""Tells when arrays of a client are ready, by one thread for all of them.
+
+One that waits for an island that is down has failed, for whoever asks here (ERR-2).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 from pathways import errors
 from pathways.api.session import Session
 from pathways.proxy.behind import Done
+from pathways.proxy.islands import Islands
 
 #: How long it waits for one array before it looks at the others again. Most become ready in the order they were added.
 _LOOK_S = 0.002
@@ -17,11 +21,12 @@ _LOOK_S = 0.002
 class Waiter:
     """Waits for arrays of one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._native = session.native
+    def __init__(self, session: Session, islands: Islands) -> None:
+        self._native, self._islands = session.native, islands
         self._added: collections.deque[tuple[list[Any], Done]] = collections.deque()
         self._wake = threading.Semaphore(0)
         self._is_closed = False
+        self._end: errors.PathwaysError = errors.ClusterClosedError("the session is over")
         self._thread = threading.Thread(target=self._run, name="pathways-door-waiter", daemon=True)
         self._thread.start()
 
@@ -53,18 +58,21 @@ class Waiter:
             if waiting:
                 self._wait(waiting[0][0])
         for _, then in (*waiting, *self._added):
-            then(errors.ClusterClosedError("the session is over"))
+            then(self._end)
 
     def _settled(self, arrays: list[Any], then: Done) -> bool:
         """Tells the end of these arrays, if it has come."""
         failure: BaseException | None = None
         try:
             while arrays and failure is None:
-                state = self._native.state(arrays[-1])
+                state, loss = self._native.state(arrays[-1]), None
                 if state == "pending":
-                    return False
+                    loss = self._islands.loss_of(arrays[-1].slice.binding.devices)
+                    if loss is None:
+                        return False
+                    state = self._native.state(arrays[-1])  # how the host ended is told meanwhile
                 if state != "ready":
-                    failure = failure_of(arrays[-1])
+                    failure = loss if state == "pending" else failure_of(arrays[-1])
                 arrays.pop()
         except errors.PathwaysError as error:  # the cluster has ended
             failure = error
@@ -74,8 +82,8 @@ class Waiter:
     def _wait(self, arrays: list[Any]) -> None:
         try:
             self._native.wait_raw(arrays[-1].raw_handle, _LOOK_S)
-        except errors.PathwaysError:  # the cluster has ended: their states say so
-            self._is_closed = True
+        except errors.PathwaysError as error:  # the cluster has ended
+            self._end, self._is_closed = error, True
 
 
 def failure_of(array: Any) -> BaseException:

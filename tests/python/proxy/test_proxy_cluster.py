@@ -3,10 +3,7 @@ nothing behind (OWN-1)."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from control_clusters import eventually
+from stock_clients import environment, serving
 
 import pathways as pw
 from pathways.cli import main
@@ -58,25 +56,6 @@ print(json.dumps(found))
 def cluster() -> Iterator[Any]:
     with pw.connect(pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=2)) as made:
         yield made
-
-
-@contextlib.contextmanager
-def serving(address: str, *options: str) -> Iterator[dict[str, str]]:
-    """A proxy; gives the variables that it prints."""
-    command = [sys.executable, "-m", "pathways", "proxy", address, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            words = process.stdout.readline().split() + process.stdout.readline().split()
-            yield dict(word.split("=", 1) for word in words)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-
-
-def environment(more: dict[str, str]) -> dict[str, str]:
-    return {**{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}, **more}
 
 
 def run(variables: dict[str, str]) -> dict[str, Any]:
@@ -142,10 +121,11 @@ class EndedClient:
 
 def test_who_waits_is_told_when_the_cluster_ends() -> None:
     client = EndedClient()
-    waiter = Waiter(client)  # type: ignore[arg-type]
+    waiter = Waiter(client, SimpleNamespace(loss_of=lambda devices: None))  # type: ignore[arg-type]
     told: list[Any] = []
-    waiter.add([SimpleNamespace(raw_handle=1)], told.append)
-    waiter.add([SimpleNamespace(raw_handle=2)], told.append)
+    for handle in (1, 2):
+        lies = SimpleNamespace(binding=SimpleNamespace(devices=(0,)))
+        waiter.add([SimpleNamespace(raw_handle=handle, slice=lies)], told.append)
     client.is_over = True
     eventually(lambda: len(told) == 2, "both are told")
     assert all(isinstance(each, pw.errors.ControllerLostError) for each in told)
