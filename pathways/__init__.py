@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathways.api.cancel import cancel
     from pathways.api.checkpoints import checkpoint
     from pathways.api.connect import Cluster, connect
+    from pathways.api.initialize import initialize
     from pathways.api.local_target import LocalCluster
     from pathways.api.pipelines.gradients import accumulate_gradients
     from pathways.api.pipelines.pipeline import pipeline
@@ -61,6 +62,7 @@ __all__ = [
     "errors",
     "exchange",
     "host_callback",
+    "initialize",
     "jit",
     "make_virtual_device_set",
     "nn",
@@ -89,6 +91,7 @@ _PLACES = {
     "device_put": "arrays.put",
     "exchange": "programs.exchange",
     "host_callback": "programs.host_callbacks",
+    "initialize": "initialize",
     "jit": "programs.placed",
     "make_virtual_device_set": "session",
     "nn": "nn",

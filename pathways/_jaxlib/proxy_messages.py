@@ -41,6 +41,13 @@ ROOTS = (
 )
 #: What Python's protobuf has itself.
 KNOWN = (any_pb2, duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
+#: Of the protocol: the oldest and the newest version of jaxlib 0.10.2 to 0.12.
+PROTOCOLS = (16, 25)
+#: Of what is serialized within it. The newest names the sources of a remapped array by device; a jaxlib without that
+#: field is older.
+_SERDES = (2, 6)
+_NEWEST_FIELD = ("xla.ifrt.RemapPlanProto", "input_devices_for_output")
+_BEFORE = 3
 # XlaCompileOptionsProto depends on all of XLA's options. The door reads the device assignment alone, and passes the
 # options on as they came. So it has messages of its own with these fields; the others are fields that nobody knows.
 OPTIONS: dict[str, list[tuple[str, int, str | None]]] = {
@@ -64,6 +71,13 @@ def message(name: str) -> Any:
     except KeyError:
         raise _unknown(f"has no message {name}") from None
     return message_factory.GetMessageClass(found)
+
+
+def serdes() -> tuple[int, int]:
+    """The oldest and the newest version of what is serialized that the installed jaxlib knows."""
+    name, field = _NEWEST_FIELD
+    has_newest = field in message(name).DESCRIPTOR.fields_by_name
+    return _SERDES[0], _SERDES[1] if has_newest else _BEFORE
 
 
 def _unknown(what: str) -> errors.UnsupportedVersionError:

@@ -6,8 +6,10 @@ does nothing unless the process asks for this platform.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import jax
 from jax._src import config, xla_bridge
 
 NAME = "proxy"
@@ -18,6 +20,20 @@ def initialize() -> None:
     asked = (config.jax_platforms.value or "").split(",")
     if NAME in asked and NAME not in xla_bridge._backend_factories:
         xla_bridge.register_backend_factory(NAME, _connect, priority=-1, fail_quietly=False)
+
+
+def use_proxy(target: str) -> None:
+    """Lets this process's JAX, which has no devices yet, and those of its later children connect to a proxy."""
+    asked = config.jax_platforms.value or ""
+    platforms = asked if NAME in asked.split(",") else NAME
+    jax.config.update("jax_platforms", platforms)
+    jax.config.update("jax_backend_target", target)
+    os.environ.update(JAX_PLATFORMS=platforms, JAX_BACKEND_TARGET=target)
+
+
+def backend_target() -> str:
+    """What this process's JAX connects to; empty when it was not told."""
+    return str(xla_bridge.BACKEND_TARGET.value)
 
 
 def _connect() -> Any:

@@ -124,6 +124,13 @@ def main() -> None:
     help="The folder of the keys by which machines trust each other; made if it is not there.",
 )
 @click.option("--insecure-plaintext", is_flag=True, help="Encrypt nothing between machines.")
+@click.option(
+    "--proxy",
+    "proxied",
+    metavar="WHERE",
+    default=None,
+    help="Serve unmodified JAX of this machine, too, as `pathways proxy`: a port, HOST:PORT, or unix:PATH.",
+)
 @ray_options
 def up(
     on: str,
@@ -139,6 +146,7 @@ def up(
     listen: str | None,
     authority: str | None,
     insecure_plaintext: bool,
+    proxied: str | None,
     **allowance: Any,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground.
@@ -147,10 +155,13 @@ def up(
 
     With --listen, agents of other machines bring the hosts: of the shape that is given here, or, if none is, of any.
 
+    With --proxy, what is printed next are the variables for programs that do not know of Pathways.
+
     With --on ray, only the controller is on this machine. The hosts of each island run in an actor of a Ray cluster.
     """
     from pathways.cli.joining import listening, shape_of, tell_how_to_join
     from pathways.cluster.launcher import start_local_cluster
+    from pathways.cluster.proxy_process import ProxyProcess
     from pathways.process.client_terms import ClientTerms
 
     asked_of_ray = taken_ray_options(allowance, on)
@@ -182,14 +193,22 @@ def up(
         )
     except KeyboardInterrupt:
         sys.exit(130)
+    beside = None
     try:
         click.echo(handle.address)
         sys.stdout.flush()
+        if proxied is not None:
+            beside = ProxyProcess(handle.address, f"127.0.0.1:{proxied}" if proxied.isdecimal() else proxied)
+            click.echo(" ".join(f"{name}={value}" for name, value in beside.variables.items()))
+            sys.stdout.flush()
         if where is not None and on == "here":
             tell_how_to_join(where, handle)
         click.echo("Ctrl-C ends it.", err=True)
         while (failure := handle.control.failure()) is None:
             time.sleep(0.1)
+            if beside is not None and (ended := beside.failure()):
+                click.echo(f"{ended}; the cluster goes on, and `pathways proxy` starts another one", err=True)
+                beside = None
     except KeyboardInterrupt:
         click.echo("ending the cluster ...", err=True)
     else:
@@ -197,6 +216,8 @@ def up(
         if not isinstance(failure, errors.ClusterClosedError):
             raise failure
     finally:
+        if beside is not None:
+            beside.close()
         handle.close()
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import dataclasses
+import grp
+import os
 import signal
+import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pathways import errors
 from pathways.cli.clients import named_clusters
+from pathways.cli.text import SIZE
+from pathways.process.client_terms import AT_LIMIT, ClientTerms
 
 if TYPE_CHECKING:
     import grpc
@@ -47,6 +52,20 @@ if TYPE_CHECKING:
     help="For big arrays of one JAX process on this machine, which names it in "
     "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY.",
 )
+@click.option("--group", default=None, help="With unix:PATH: users of this group can call there.")
+@click.option("--name", default=None, help="What `pathways status` calls the programs.")
+@click.option("--weight", type=float, default=None, help="The weight of a program, and the most that it may ask for.")
+@click.option("--priority", type=int, default=None, help="Its priority, likewise.")
+@click.option("--memory", type=SIZE, default=None, help="What one program may use of each device, as 1GiB.")
+@click.option("--runs", type=click.IntRange(1), default=None, help="Runs that one program may have under way.")
+@click.option(
+    "--at-limit",
+    type=click.Choice(AT_LIMIT),
+    default=None,
+    help="What becomes of work that a program's own arrays leave no room for, if it does not say.",
+)
+@click.option("--programs", type=click.IntRange(1), default=None, help="So many programs at a time at most.")
+@click.option("--until-input-ends", is_flag=True, hidden=True, help="End with standard input: with who started it.")
 def proxy(
     address: str | None,
     listen: str | None,
@@ -54,6 +73,10 @@ def proxy(
     key: str | None,
     callers: str | None,
     shared_directory: str | None,
+    group: str | None,
+    programs: int | None,
+    until_input_ends: bool,
+    **terms: Any,
 ) -> None:
     """Serve XLA's IFRT proxy protocol for the cluster at ADDRESS, in the foreground, until Ctrl-C or SIGTERM.
 
@@ -65,32 +88,75 @@ def proxy(
 
     Callers are asked for nothing at a Unix socket, nor on the loopback interface, where every user of this machine can
     call. Anywhere else, --certificate, --key and --callers say who may.
+
+    --name to --programs are the terms of all programs that call here. Run a proxy for each tenant, at a socket that no
+    other can reach.
     """
+    from pathways.api.connect import connect_apart
     from pathways.proxy.cluster_devices import open_session
+    from pathways.proxy.limits import Limits
     from pathways.proxy.server import Server
     from pathways.proxy.service import Service
     from pathways.proxy.shared_directory import SharedDirectory
 
-    folder = contextlib.ExitStack()
-    if listen is None:
-        listen = f"unix:{folder.enter_context(tempfile.TemporaryDirectory(prefix='pathways-proxy-'))}/sock"
+    number = _group_number(listen, group)
+    offered = {what: value for what, value in terms.items() if value is not None}
+    checked = ClientTerms.checked(**offered)
+    limits = Limits() if programs is None else Limits(sessions=programs)
     target = address or _only(named_clusters())
-    credentials = _credentials(listen, certificate, key, callers)
-    directory = None if shared_directory is None else SharedDirectory(shared_directory)
-    service = Service(lambda client: open_session(target, client), shared_directory=directory)
-    try:
-        server = Server(service, [listen], credentials)
-    except OSError as error:
-        raise click.ClickException(str(error)) from None
-    where = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.ports[0]}"
-    click.echo(f"JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://{where}")
-    if credentials is None:
-        click.echo("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true")
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
-    with folder, contextlib.closing(server):
+    with contextlib.ExitStack() as stack:
+        if listen is None:
+            base = tempfile.gettempdir()
+            folder = tempfile.TemporaryDirectory(prefix="pathways-proxy-", dir=base if base.islower() else "/tmp")
+            listen = f"unix:{stack.enter_context(folder)}/sock"
+        if listen != listen.lower():
+            raise errors.OptionError(
+                f"--listen {listen}: JAX reads JAX_BACKEND_TARGET as if it were in lower case, and would look elsewhere"
+            )
+        credentials = _credentials(listen, certificate, key, callers)
+        # A program would wait for a cluster that is not there, or refuses it.
+        connect_apart(target, dataclasses.replace(checked, name="pathways proxy")).close()
+        directory = None if shared_directory is None else SharedDirectory(shared_directory)
+        service = Service(lambda client: open_session(target, client, offered), limits, directory)
+        try:
+            server = stack.enter_context(contextlib.closing(Server(service, [listen], credentials)))
+            if number is not None:
+                os.chown(listen.removeprefix("unix:"), -1, number)
+                os.chmod(listen.removeprefix("unix:"), 0o660)
+        except OSError as error:
+            raise click.ClickException(str(error)) from None
+        where = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.ports[0]}"
+        click.echo(f"JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://{where}")
+        if credentials is None:
+            click.echo("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true")
+        over = threading.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: over.set())
+        if until_input_ends:
+            threading.Thread(target=_read_to_the_end, args=(over,), daemon=True).start()
         over.wait()
+
+
+def _read_to_the_end(over: threading.Event) -> None:
+    while os.read(sys.stdin.fileno(), 1 << 16):
+        pass
+    over.set()
+
+
+def _group_number(listen: str | None, group: str | None) -> int | None:
+    """The number of a group that may call at a Unix socket.
+
+    Raises:
+        OptionError: there is no such group, or no Unix socket.
+    """
+    if group is None:
+        return None
+    if listen is None or not listen.startswith("unix:"):
+        raise errors.OptionError(f"--group {group} goes with --listen unix:PATH")
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise errors.OptionError(f"--group {group}: this machine has no such group") from None
 
 
 def _only(addresses: list[str]) -> str:
@@ -111,8 +177,10 @@ def _credentials(
     """
     import grpc
 
+    from pathways.cluster.proxy_target import is_of_this_machine
+
     if certificate is None and key is None and callers is None:
-        if not _is_local(listen):
+        if not is_of_this_machine(listen):
             raise errors.OptionError(
                 f"--listen {listen}: other machines could call there, and run programs on the cluster. Give "
                 "--certificate, --key and --callers, or listen at 127.0.0.1 or at unix:PATH"
@@ -122,13 +190,3 @@ def _credentials(
         raise errors.OptionError("--certificate, --key and --callers are given together, or none of them")
     pair = Path(key).read_bytes(), Path(certificate).read_bytes()
     return grpc.ssl_server_credentials([pair], Path(callers).read_bytes(), require_client_auth=True)
-
-
-def _is_local(listen: str) -> bool:
-    if listen.startswith("unix:"):
-        return True
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -43,9 +43,11 @@ _KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": 64 << 20, "MALLOC_MMAP_THRESHOLD_": 32
 
 
 def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
-    """The platform of the hosts: `asked`, else `JAX_PLATFORMS`, else an accelerator of this machine, else cpu."""
+    """The platform of the hosts: `asked`, else `JAX_PLATFORMS`, else an accelerator of this machine, else cpu. That a
+    program's JAX uses a proxy says nothing of hosts.
+    """
     first = (asked or environ.get("JAX_PLATFORMS", "")).split(",")[0].strip().lower()
-    if first:
+    if first and (asked or first != "proxy"):
         platform = _ALIASES.get(first, first)
         if platform not in PLATFORMS:
             raise ConnectError(f"platform {first!r} is unknown; expected cpu, {', '.join(_VISIBLE)} or gpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,33 +12,29 @@ from pathways import _jaxlib, errors
 from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
-from pathways.process.client_terms import ClientTerms
 from pathways.proxy.behind import DeviceInfo, Executable, Machine, Shard
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, apart, stacked, tiled
 from pathways.proxy.service import Client
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
+from pathways.proxy.terms import terms_of
 from pathways.proxy.waiter import Waiter
 
-_TERMS = ("name", "weight", "priority", "memory", "runs", "at_limit")
 #: Threads of a session that compile and read.
 _THREADS = 8
 #: Programs that move and show shards, kept.
 _MOST_MOVES = 256
 
 
-def open_session(address: str, client: Client) -> ClusterDevices:
-    """The devices of the cluster at an address, for a caller of the door. It may say of itself, by
-    `initialization_data`: its name, weight, priority, memory, runs and at_limit; see `pw.connect`.
+def open_session(address: str, client: Client, offered: Mapping[str, Any] | None = None) -> ClusterDevices:
+    """The devices of the cluster at an address, for a caller of the door; on which terms says `terms_of`.
 
     Raises:
         ConnectError: nobody listens at the address.
-        OptionError: it asks for what makes no sense, or for more than the operator allows.
+        OptionError: it asks for what makes no sense, or for more than the proxy's or the cluster's operator allows.
     """
-    said = {what: client.initialization_data[what] for what in _TERMS if what in client.initialization_data}
-    said.setdefault("name", f"JAX at {client.peer}")
-    return ClusterDevices(connect_apart(address, ClientTerms.checked(**said)))
+    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})))
 
 
 class ClusterDevices:

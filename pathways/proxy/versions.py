@@ -10,15 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pathways._jaxlib.proxy_messages import message
+from pathways._jaxlib.proxy_messages import PROTOCOLS, serdes
 from pathways.proxy.errors import Code, Refused
-
-#: Of jaxlib 0.10.2 to 0.12.
-PROTOCOLS = (16, 25)
-SERDES = (2, 6)
-#: The serialized form that names the sources of a remapped array by device; a jaxlib without that field is older.
-_NEWEST_FIELD = ("xla.ifrt.RemapPlanProto", "input_devices_for_output")
-_BEFORE = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +25,10 @@ class Version:
 def negotiate(oldest: Any, newest: Any) -> Version:
     """The version for a client that speaks from one IfrtProxyVersion to another. Raises `Refused` if there is none."""
     protocol = _common((oldest.protocol_version, newest.protocol_version), PROTOCOLS)
-    serdes = _common((oldest.ifrt_serdes_version_number, newest.ifrt_serdes_version_number), _serdes())
-    if protocol is None or serdes is None:
+    serialized = _common((oldest.ifrt_serdes_version_number, newest.ifrt_serdes_version_number), serdes())
+    if protocol is None or serialized is None:
         raise _none_in_common(_text(oldest), _text(newest))
-    return Version(protocol, serdes)
+    return Version(protocol, serialized)
 
 
 def check(version: Any) -> Version:
@@ -48,18 +41,12 @@ def _common(theirs: tuple[int, int], ours: tuple[int, int]) -> int | None:
     return highest if highest >= max(theirs[0], ours[0]) else None
 
 
-def _serdes() -> tuple[int, int]:
-    name, field = _NEWEST_FIELD
-    has_newest = field in message(name).DESCRIPTOR.fields_by_name
-    return SERDES[0], SERDES[1] if has_newest else _BEFORE
-
-
 def _text(version: Any) -> str:
     return f"{version.protocol_version}/{version.ifrt_serdes_version_number}"
 
 
 def _none_in_common(oldest: str, newest: str) -> Refused:
-    ours = " to ".join(f"{protocol}/{serdes}" for protocol, serdes in zip(PROTOCOLS, _serdes(), strict=True))
+    ours = " to ".join(f"{protocol}/{serdes}" for protocol, serdes in zip(PROTOCOLS, serdes(), strict=True))
     return Refused(
         Code.FAILED_PRECONDITION,
         f"this proxy speaks the IFRT proxy protocol in the versions {ours}, but the client {oldest} to {newest}; "

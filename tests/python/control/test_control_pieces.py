@@ -344,6 +344,7 @@ def test_tpu_chips_are_found_by_their_files(tmp_path: pathlib.Path, monkeypatch:
 def test_platforms_are_asked_for_or_found() -> None:
     assert environment.choose_platform("gpu", {}) == "cuda"
     assert environment.choose_platform("cpu", {"JAX_PLATFORMS": "cuda"}) == "cpu"
+    assert environment.choose_platform(None, {"JAX_PLATFORMS": "proxy,cpu"}) == environment.choose_platform(None, {})
     with pytest.raises(errors.ConnectError, match="'quantum' is unknown; expected cpu, cuda, rocm, tpu or gpu"):
         environment.choose_platform("quantum", {})
 
