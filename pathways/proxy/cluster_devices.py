@@ -23,6 +23,9 @@ from pathways.proxy.waiter import Waiter
 
 #: Threads of a session that compile and read.
 _THREADS = 8
+#: What whoever drains hosts is told. A slice of the door shows shards of another one, so that each must lie where the
+#: client's numbers say.
+_WHY_FIXED = "a JAX program keeps the devices that it has chosen; end it, and start it without these"
 #: Programs that move and show shards, kept.
 _MOST_MOVES = 256
 
@@ -34,7 +37,7 @@ def open_session(address: str, client: Client, offered: Mapping[str, Any] | None
         ConnectError: nobody listens at the address.
         OptionError: it asks for what makes no sense, or for more than the proxy's or the cluster's operator allows.
     """
-    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})))
+    return ClusterDevices(connect_apart(address, terms_of(client, offered or {}), _WHY_FIXED))
 
 
 class ClusterDevices:

@@ -19,8 +19,9 @@ from machines import MachineCluster
 from stock_clients import StockClient, proxy_process, serving
 
 import pathways as pw
+from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.launcher import start_local_cluster
-from pathways.cluster.operator import look
+from pathways.cluster.operator import drain, look, undrain
 from pathways.plan.topology import Topology
 from pathways.proxy.islands import Islands
 from pathways.proxy.waiter import Waiter
@@ -170,6 +171,32 @@ def test_the_proxy_ends(cluster: Any) -> None:
         assert client.ends() == 0
     eventually(lambda: jax_clients(cluster.address) == 0, "the client is gone")
     eventually(lambda: in_use(cluster.address) <= before, "its arrays are gone")
+
+
+@pytest.mark.slow
+def test_hosts_are_not_drained_under_a_jax_program(cluster: Any) -> None:
+    """Its slices do not move. Whoever drains is told why; what runs goes on, right, and new devices of the host are
+    refused meanwhile."""
+    address, host = cluster.address, DrainTarget("host", 0)
+    with serving(address) as variables:
+        with StockClient(variables) as client:
+            client.out(BEGIN + "\nf(a0).block_until_ready()")
+            client.send("out = [np.asarray(f(a0)).tolist() for _ in range(200)]")
+            with pytest.raises(pw.errors.SliceError, match="a JAX program keeps the devices that it has chosen"):
+                drain(address, host, timeout_s=1.0, force=False)
+            assert client.answer_out() == [F] * 200
+            client.out("one = jax.device_put(x, d[0])")
+            assert client.out("out = np.asarray(one + one).tolist()") == [2 * value for value in X]
+        eventually(lambda: jax_clients(address) == 0, "the client is gone")
+        drain(address, host, timeout_s=30.0, force=False)
+        try:
+            with StockClient(variables) as client:
+                assert "FAILED_PRECONDITION: devices [0, 1] lie on drained hosts [0]" in client.error(
+                    BEGIN + "\nnp.asarray(a0)"
+                )
+                assert client.out("out = np.asarray(jax.device_put(x, on(d[2:]))).tolist()") == X
+        finally:
+            undrain(address, host)
 
 
 class Session:
