@@ -165,6 +165,7 @@ def raw_call(
     executable: Any,
     outputs: Sequence[tuple[tuple[int, ...], np.dtype, Any]],
     copied: Sequence[int],
+    moved: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """A call of an executable: arrays in, a list of arrays out.
 
@@ -172,6 +173,7 @@ def raw_call(
         executable: as `compile_raw` gives it.
         outputs: shape, element type and sharding of each.
         copied: the inputs of which it gets copies, because it donates them and the caller keeps them.
+        moved: the outputs that it makes in another memory of the device, and that are moved to the default one.
     """
     handlers = [
         xla.array_result_handler(core.ShapedArray(shape, dtype), sharding, True, True)
@@ -186,9 +188,24 @@ def raw_call(
         given = list(arrays)
         for number in copied:
             given[number] = _copy(given[number])
-        return execute(given).consume_with_handlers(handlers)
+        made = execute(given).consume_with_handlers(handlers)
+        for number in moved:
+            made[number] = _in_default_memory(made[number])
+        return made
 
-    return call_on_copies if copied else call
+    return call_on_copies if copied or moved else call
+
+
+def _in_default_memory(array: Any) -> Any:
+    """An array that lies in the devices' default memory, shard by shard."""
+    shards, places, targets = array._arrays, [], []
+    for shard in shards:
+        (device,) = shard.devices()
+        places.append(xla.DeviceList((device,)))
+        targets.append(sharding_impls.SingleDeviceSharding(device, memory_kind=device.default_memory().kind))
+    semantics = [xla.ArrayCopySemantics.ALWAYS_COPY] * len(shards)
+    moved = xla.batched_copy_array_to_devices_with_sharding(shards, places, targets, semantics)
+    return shown(array.aval, array.sharding, moved)
 
 
 def _copy(array: Any) -> Any:

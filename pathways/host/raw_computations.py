@@ -58,7 +58,9 @@ def load(
     _check_outputs(compiled.form, bound, computation)
     outputs = [(type.shape, type.dtype, here.sharding(bound.placement(type))) for type in computation.outputs]
     copied = [number for number in compiled.form.donated if number >= len(donates) or not donates[number]]
-    call = own_settings(_jaxlib.raw_call(compiled.raw, outputs, copied))
+    default = here.local[0].default_memory().kind
+    moved = [number for number, kind in enumerate(compiled.form.output_memory_kinds) if kind != default]
+    call = own_settings(_jaxlib.raw_call(compiled.raw, outputs, copied, moved if outputs else ()))
     return dataclasses.replace(compiled, call=call, raw=compiled)
 
 

@@ -21,6 +21,8 @@ from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
 from pathways.proxy.terms import terms_of
 from pathways.proxy.waiter import Waiter
 
+#: By platform: the memories that clients may name. On a CPU they are the same, and no byte moves from one to another.
+_MEMORIES = {"cpu": ("device", "pinned_host", "unpinned_host")}
 #: Threads of a session that compile and read.
 _THREADS = 8
 #: What whoever drains hosts is told. A slice of the door shows shards of another one, so that each must lie where the
@@ -54,7 +56,7 @@ class ClusterDevices:
         """See `Devices`."""
         topology = self._session.control().topology
         devices = tuple(
-            DeviceInfo(number, platform, island, host, ("device",))
+            DeviceInfo(number, platform, island, host, _MEMORIES.get(platform, ("device",)))
             for island, hosts in enumerate(topology.islands)
             for platform in [topology.platform_of(island)]
             for host in hosts

@@ -48,6 +48,13 @@ found["one by one"] = [step(shard.data).tolist() for shard in cut.addressable_sh
 found["random"] = jax.random.normal(jax.random.key(3), (4,)).tolist()
 found["complex"] = str(jnp.ones((), jnp.complex64) * 1j)
 found["scan"] = jax.lax.scan(lambda c, v: (c + v, c * v), 0.0, jnp.arange(5.0))[1].tolist()
+found["memories"] = [memory.kind for memory in jax.devices()[0].addressable_memories()]
+host = jax.device_put(y, jax.memory.Space.Host)
+kept, doubled = jax.jit(lambda v: (jax.device_put(v * 2, jax.memory.Space.Host), v * 2))(y)
+used = jax.jit(lambda v: jax.device_put(v, jax.memory.Space.Device) + 1)(kept)
+back = jax.device_put(kept, y.sharding) - doubled
+for name, value in (("host", host), ("kept", kept), ("used", used), ("back", back)):
+    found[name] = [value.sharding.memory_kind, value.tolist()]
 print(json.dumps(found))
 """
 
