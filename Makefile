@@ -76,7 +76,7 @@ fuzz: $(BUILT) ## a minute of mutations of all that crosses between processes, n
 	    CTEST_ARGS="-R fuzz --verbose"
 	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 4)) python -m pytest -q -s tests/stress/test_fuzz.py
 
-fuzz-guided: export PATHWAYS_FUZZ_EACH = $(shell echo $$(($(FUZZ_SECONDS) / 12 + 1)))
+fuzz-guided: export PATHWAYS_FUZZ_EACH = $(shell echo $$(($(FUZZ_SECONDS) / 13 + 1)))
 fuzz-guided: ## a minute in which coverage chooses the mutations (libFuzzer; Clang), under AddressSanitizer
 	@CXX=clang++ $(MAKE) --no-print-directory cpp-guided CTEST_ARGS="--timeout 36000 --verbose"
 

@@ -13,5 +13,6 @@ void register_simulation(pybind11::module_& m);
 void register_stand_in(pybind11::module_& m);
 void register_link(pybind11::module_& m);
 void register_relays(pybind11::module_& m);
+void register_http2(pybind11::module_& m);
 
 }  // namespace pathways::bind

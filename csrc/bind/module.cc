@@ -11,4 +11,5 @@ PYBIND11_MODULE(_native, m) {
   pathways::bind::register_stand_in(m);
   pathways::bind::register_link(m);
   pathways::bind::register_relays(m);
+  pathways::bind::register_http2(m);
 }

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +20,7 @@ from pathways.cli.text import SIZE
 from pathways.process.client_terms import AT_LIMIT, ClientTerms
 
 if TYPE_CHECKING:
-    import grpc
+    import ssl
 
 
 @click.command(short_help="Let unmodified JAX use a cluster.")
@@ -167,15 +166,13 @@ def _only(addresses: list[str]) -> str:
     return addresses[0]
 
 
-def _credentials(
-    listen: str, certificate: str | None, key: str | None, callers: str | None
-) -> grpc.ServerCredentials | None:
+def _credentials(listen: str, certificate: str | None, key: str | None, callers: str | None) -> ssl.SSLContext | None:
     """None: the proxy is for this machine only.
 
     Raises:
         OptionError: other machines could call, and nothing says which may.
     """
-    import grpc
+    import ssl
 
     from pathways.cluster.proxy_target import is_of_this_machine
 
@@ -188,5 +185,8 @@ def _credentials(
         return None
     if certificate is None or key is None or callers is None:
         raise errors.OptionError("--certificate, --key and --callers are given together, or none of them")
-    pair = Path(key).read_bytes(), Path(certificate).read_bytes()
-    return grpc.ssl_server_credentials([pair], Path(callers).read_bytes(), require_client_auth=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=callers)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificate, key)
+    return context

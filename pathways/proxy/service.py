@@ -65,6 +65,7 @@ class Service:
         self._open_devices = open_devices
         self._shared_directory = shared_directory
         self._lock = threading.Lock()
+        self._none_left = threading.Condition(self._lock)
         self._sessions: dict[int, Session | None] = {}  # None: its devices are being opened
 
     def get_version(self, request: bytes) -> bytes:
@@ -82,8 +83,7 @@ class Service:
         peer: str,
         identities: tuple[str, ...],
         send: Callable[[bytes], None],
-        ended: Callable[[Refused | None], None],
-        may_go_on: threading.Event,
+        post: Callable[[Callable[[], None]], None],
     ) -> Session:
         """Begins a session; `metadata` is a GrpcIfrtSessionMetadata. The caller ends it with `Session.end`. The others
         are those of `Session`. Raises `Refused`, or what `open_devices` raises.
@@ -94,19 +94,15 @@ class Service:
         try:
             devices = self._open_devices(client)
             try:
-                session = Session(
-                    number, devices, self.limits, send, lambda wrong: self._ended(number, wrong, ended), may_go_on
-                )
+                session = Session(number, devices, self.limits, send, post, lambda: self._ended(number))
             except BaseException:
                 devices.close()
                 raise
         except BaseException:
-            with self._lock:
-                del self._sessions[number]
+            self._ended(number)
             raise
         with self._lock:
-            if number in self._sessions:
-                self._sessions[number] = session
+            self._sessions[number] = session
         return session
 
     def buffers_of(self, name: BufferName) -> HostBuffers:
@@ -132,14 +128,10 @@ class Service:
         """Sessions that exist."""
         return len(self._sessions)
 
-    def close(self, timeout_s: float) -> None:
-        """Ends all sessions, and waits for them."""
-        with self._lock:
-            sessions = [session for session in self._sessions.values() if session is not None]
-        for session in sessions:
-            session.end()
-        for session in sessions:
-            session.join(timeout_s)
+    def join(self, timeout_s: float) -> None:
+        """Waits until no session is left, or some time has passed."""
+        with self._none_left:
+            self._none_left.wait_for(lambda: not self._sessions, timeout_s)
 
     def _new_number(self) -> int:
         with self._lock:
@@ -153,12 +145,12 @@ class Service:
             self._sessions[number] = None
             return number
 
-    def _ended(self, number: int, wrong: Refused | None, ended: Callable[[Refused | None], None]) -> None:
-        with self._lock:
+    def _ended(self, number: int) -> None:
+        with self._none_left:
             self._sessions.pop(number, None)
+            self._none_left.notify_all()
         if self._shared_directory is not None:
             self._shared_directory.ended(number)
-        ended(wrong)
 
 
 def name_in(kind: str, request: bytes) -> BufferName:

@@ -1,6 +1,6 @@
 """One client: its requests in order, and a reply to each.
 
-    transport --receive--> inbox --> the session's thread --> a handler by the request's kind --send--> transport
+    connection --receive--> waiting --> a handler by the request's kind --send--> connection
 
 * PROXY-1: requests take effect in the order in which they came. A reply may come later, when something behind the door
   is done.
@@ -9,15 +9,13 @@
   harms nothing else. Bytes that are no request end the session.
 * PROXY-3: when the session ends, whatever the client had is freed.
 
-Threading: any thread calls `receive`, `end` and `join`. All else belongs to the session's thread.
+Threading: the session's thread, which is that of its connection, calls all but `send`.
 """
 
 from __future__ import annotations
 
 import collections
 import logging
-import queue
-import threading
 from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
@@ -50,22 +48,19 @@ class Session:
         devices: Devices,
         limits: Limits,
         send: Callable[[bytes], None],
-        ended: Callable[[Refused | None], None],
-        may_go_on: threading.Event,
+        post: Callable[[Callable[[], None]], None],
+        ended: Callable[[], None],
     ) -> None:
-        """`send` takes a response, from any thread, and does not block. `ended` is called once, by the session's
-        thread: with what was wrong, or None when `end` was called. Requests are handled while `may_go_on` is set.
+        """`send` takes a response, and `post` what the session's thread shall do soon, before it calls `go_on`. Any
+        thread calls them, and neither blocks. `ended` is called once, at the end.
         """
         self.number = number
-        self._inbox: queue.SimpleQueue[bytes | Callable[[], None] | None] = queue.SimpleQueue()
-        self._state = State(number, devices, limits, self._inbox.put)
+        self.is_paused = False  # no request is handled for now; any thread may say so
+        self._state = State(number, devices, limits, post)
         self._replies = Replies(send, self._explain)
-        self._ended, self._may_go_on = ended, may_go_on
-        self._is_over = False
+        self._ended = ended
         self._request = message("xla.ifrt.proxy.IfrtRequest")
         self._waiting: collections.deque[Call] = collections.deque()
-        self._thread = threading.Thread(target=self._run, name=f"pw-session-{number & 0xFFFF:04x}", daemon=True)
-        self._thread.start()
 
     @property
     def buffers(self) -> HostBuffers:
@@ -73,42 +68,24 @@ class Session:
         return self._state.buffers
 
     def receive(self, request: bytes) -> None:
-        """Takes the next request."""
-        self._inbox.put(request)
+        """Takes the next request. Raises `Refused` when it is none: then the session is to be ended."""
+        self._waiting.append(self._call(request))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Handles requests, until one must wait."""
+        while self._waiting and not self.is_paused and self._handle(self._waiting[0]):
+            self._waiting.popleft()
 
     def end(self) -> None:
-        """The client is gone. What it has asked and what was not begun is dropped."""
-        self._is_over = True
-        self._may_go_on.set()
-        self._inbox.put(None)
-
-    def join(self, timeout_s: float | None = None) -> None:
-        """Waits until all of the client is freed."""
-        self._thread.join(timeout_s)
-
-    # The session's thread:
-
-    def _run(self) -> None:
-        wrong = None
+        """The client is gone: what it has is freed. What it has asked and what was not begun is dropped."""
+        self._waiting.clear()
         try:
-            while (item := self._inbox.get()) is not None:
-                self._may_go_on.wait()
-                if self._is_over:
-                    break
-                if isinstance(item, bytes):
-                    self._waiting.append(self._call(item))
-                else:
-                    item()
-                while self._waiting and self._handle(self._waiting[0]):
-                    self._waiting.popleft()
-        except Refused as refusal:
-            wrong = refusal
-        except Exception as error:
-            log.exception("session %x ends by an error of the proxy", self.number)
-            wrong = refusal_of(error)
+            self._state.free()
+        except Exception:
+            log.exception("session %x: what it had could not be freed", self.number)
         finally:
-            self._free()
-            self._ended(wrong)
+            self._ended()
 
     def _call(self, raw: bytes) -> Call:
         """The request in `raw`. Raises `Refused` when there is none."""
@@ -149,10 +126,3 @@ class Session:
         if refusal.code is Code.RESOURCE_EXHAUSTED and OBJECT_STORE not in refusal.payloads:
             refusal.payloads[OBJECT_STORE] = object_store_dump(self._state.arrays.values())
         return refusal
-
-    def _free(self) -> None:
-        self._waiting.clear()
-        try:
-            self._state.free()
-        except Exception:
-            log.exception("session %x: what it had could not be freed", self.number)

@@ -155,8 +155,14 @@ def run_beside_plain_jax(door: Door, program: str) -> tuple[Ended, Ended]:
 class Wire:
     """A session by hand: what a client sends, message by message."""
 
-    def __init__(self, door: Door, version: tuple[int, int] = (25, 3), said: dict[str, Any] | None = None) -> None:
-        self.channel = grpc.insecure_channel(door.target)
+    def __init__(
+        self,
+        door: Door,
+        version: tuple[int, int] = (25, 3),
+        said: dict[str, Any] | None = None,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self.channel = grpc.insecure_channel(door.target, options)
         metadata = message(f"{PACKAGE}.GrpcIfrtSessionMetadata")()
         metadata.version.protocol_version, metadata.version.ifrt_serdes_version_number = version
         fill_attributes(said or {}, metadata.initialization_data)

@@ -60,6 +60,7 @@ def answer(word: str, service: Any, opened: list[Any]) -> Any:
             "calls": opened[-1].calls if opened else [],
             "copies": sum(devices.calls.count("copy") for devices in opened),
             "host_bytes": sum(session.buffers.used_bytes for session in service._sessions.values() if session),
+            "waiting": sum(len(session._waiting) for session in service._sessions.values() if session),
             "threads": threading.active_count(),
         }
     raise ValueError(word)
