@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,13 +28,21 @@ py::object fields_of(const Event& event) {
 }
 
 /// What has happened: (kind, call, the fields of a call or a message).
+///
+/// A process may end while a thread waits here. Python then ends the thread when it takes its lock again, by unwinding,
+/// which no destructor may do: so the lock is given and taken by hand.
 py::object receive(SocketConnection& connection) {
   std::vector<Event> events;
   bool goes_on = false;
-  {
-    const py::gil_scoped_release unlocked;
+  std::exception_ptr wrong;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
     goes_on = connection.receive(events);
+  } catch (const std::exception&) {
+    wrong = std::current_exception();
   }
+  PyEval_RestoreThread(state);
+  if (wrong) std::rethrow_exception(wrong);
   if (!goes_on) return py::none();
   py::list told;
   for (const Event& event : events) {

@@ -4,8 +4,8 @@
 ///   client --feed--> frames -> header blocks, messages -> events -> who answers
 ///   client <-output-- frames <- windows <- messages of each call <-respond, finish--
 ///
-/// * HTTP2-1: whatever the bytes are, the peer gets at most an error, and only its connection ends.
-/// * HTTP2-2: what a peer can make this end keep is bounded: calls, the fields of a block, a message, what is written
+/// * GRPC-1: whatever the bytes are, the peer gets at most an error, and only its connection ends.
+/// * GRPC-2: what a peer can make this end keep is bounded: calls, the fields of a block, a message, what is written
 ///   and not read. A call may send `kFirstWindow` bytes until `resume`, and from then on as much as is taken.
 ///
 /// Threading: one thread at a time.

@@ -3,7 +3,7 @@
 /// What the receiving thread answers is written when it receives again, so that answers to requests that came together
 /// share a system call. What other threads answer is written at once.
 ///
-/// * HTTP2-3: `receive` returns for all that came, that became possible by other threads' answers, and at the end, which
+/// * GRPC-3: `receive` returns for all that came, that became possible by other threads' answers, and at the end, which
 ///   a peer that is silent does not put off.
 ///
 /// Threading: one thread calls `receive`; any thread may call all else.

@@ -185,8 +185,11 @@ def _credentials(listen: str, certificate: str | None, key: str | None, callers:
         return None
     if certificate is None or key is None or callers is None:
         raise errors.OptionError("--certificate, --key and --callers are given together, or none of them")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=callers)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(certificate, key)
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=callers)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(certificate, key, password=lambda: "")  # without one, ssl would ask at the terminal
+    except OSError as error:  # of ssl, too
+        raise errors.OptionError(f"--certificate, --key or --callers cannot be used: {error}") from None
     return context

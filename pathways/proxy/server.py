@@ -36,6 +36,7 @@ class Server:
         self._most = 2 * service.limits.sessions + 64
         self._lock = threading.Lock()
         self._connections: dict[object, Connection | None] = {}  # None: it shakes hands
+        self._none_left = threading.Condition(self._lock)
         self._is_closed = False
         self._loop = Loop("pw-proxy")
         self._tunnels = Tunnels(self._loop)
@@ -54,7 +55,8 @@ class Server:
             connections = [connection for connection in self._connections.values() if connection is not None]
         for connection in connections:
             connection.end()
-        self._service.join(CLOSE_S)
+        with self._none_left:
+            self._none_left.wait_for(lambda: not self._connections, CLOSE_S)
         self._tunnels.close()
         self._loop.close()
 
@@ -86,8 +88,9 @@ class Server:
             log.exception("the connection of %s ends by an error of the proxy", peer)
             sock.close()
         finally:
-            with self._lock:
+            with self._none_left:
                 del self._connections[sock]
+                self._none_left.notify_all()
 
     def _plain(self, sock: socket.socket) -> tuple[socket.socket, tuple[str, ...]]:
         """A socket with what is within TLS, and the names in the caller's certificate."""

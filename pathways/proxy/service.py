@@ -65,7 +65,6 @@ class Service:
         self._open_devices = open_devices
         self._shared_directory = shared_directory
         self._lock = threading.Lock()
-        self._none_left = threading.Condition(self._lock)
         self._sessions: dict[int, Session | None] = {}  # None: its devices are being opened
 
     def get_version(self, request: bytes) -> bytes:
@@ -128,11 +127,6 @@ class Service:
         """Sessions that exist."""
         return len(self._sessions)
 
-    def join(self, timeout_s: float) -> None:
-        """Waits until no session is left, or some time has passed."""
-        with self._none_left:
-            self._none_left.wait_for(lambda: not self._sessions, timeout_s)
-
     def _new_number(self) -> int:
         with self._lock:
             if len(self._sessions) >= self.limits.sessions:
@@ -146,9 +140,8 @@ class Service:
             return number
 
     def _ended(self, number: int) -> None:
-        with self._none_left:
+        with self._lock:
             self._sessions.pop(number, None)
-            self._none_left.notify_all()
         if self._shared_directory is not None:
             self._shared_directory.ended(number)
 

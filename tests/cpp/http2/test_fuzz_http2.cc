@@ -1,4 +1,4 @@
-// HTTP2-1, HTTP2-2: a conversation of a client, changed on its way and cut anywhere, ends at most its connection.
+// GRPC-1, GRPC-2: a conversation of a client, changed on its way and cut anywhere, ends at most its connection.
 #include <deque>
 
 #include "fuzz.h"

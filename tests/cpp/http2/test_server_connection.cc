@@ -1,4 +1,4 @@
-// HTTP2-1, HTTP2-2: the server's end of a connection, by a client that writes frames by hand.
+// GRPC-1, GRPC-2: the server's end of a connection, by a client that writes frames by hand.
 #include <gtest/gtest.h>
 
 #include "http2/peer.h"
@@ -159,7 +159,7 @@ TEST(Http2, MoreCallsThanThereMayBe) {
   EXPECT_EQ(told(connection), "reset1 call7 ");
 }
 
-/// HTTP2-1.
+/// GRPC-1.
 TEST(Http2, WhatBreaksTheRulesEndsTheConnection) {
   const std::string open = kHello + begin_call(1);
   for (const auto& [why, bytes] : std::vector<std::pair<std::string, std::string>>{
@@ -205,7 +205,7 @@ TEST(Http2, WhatBreaksTheRulesEndsTheConnection) {
   }
 }
 
-/// HTTP2-2.
+/// GRPC-2.
 TEST(Http2, APeerThatDoesNotReadIsEnded) {
   ServerConnection connection{Limits{}};
   ASSERT_TRUE(feed(connection, kHello));

@@ -1,4 +1,4 @@
-// HTTP2-3: a connection at a socket: who waits is told, whatever thread answers, and a silent peer is not waited for.
+// GRPC-3: a connection at a socket: who waits is told, whatever thread answers, and a silent peer is not waited for.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
