@@ -34,7 +34,8 @@ def initialize(address: str | None = None) -> str:
         What JAX connects to, such as "grpc://127.0.0.1:7000".
 
     Raises:
-        ConnectError: JAX has devices already; nobody listens at the address, or no proxy; or a proxy did not start.
+        ConnectError: JAX has devices already; nobody listens at the address, or no proxy; the proxy refuses this
+            program, or did not start.
         UnsupportedVersionError: the proxy and this process's jaxlib have no version of their protocol in common.
     """
     global _own

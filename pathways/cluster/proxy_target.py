@@ -6,6 +6,9 @@ import dataclasses
 import ipaddress
 import os
 import re
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
@@ -15,6 +18,7 @@ from pathways._jaxlib import proxy_messages
 INSECURE_VARIABLE = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
 _SCHEME = "grpc://"
 _SERVICE = "xla.ifrt.proxy"
+_SESSION_KEY = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 #: The most that a proxy may take to say its version.
 _LOOK_S = 10.0
 
@@ -69,24 +73,50 @@ class ProxyTarget:
         return is_of_this_machine(self.where) or bool(os.environ.get(INSECURE_VARIABLE))
 
     def check(self) -> None:
-        """Asks the proxy for the version that it would speak with this process's JAX.
+        """Asks the proxy for the version that it would speak with this process's JAX, and begins a session and ends it.
 
         Raises:
-            ConnectError: nobody listens there, or no proxy.
+            ConnectError: nobody listens there, or no proxy; or it refuses this program.
             UnsupportedVersionError: there is no such version.
         """
-        request = proxy_messages.message(f"{_SERVICE}.GrpcGetVersionRequest")()
+        message = proxy_messages.message
+        request = message(f"{_SERVICE}.GrpcGetVersionRequest")()
         for limit, protocol, serdes in zip(
             (request.min_version, request.max_version), proxy_messages.PROTOCOLS, proxy_messages.serdes(), strict=True
         ):
             limit.protocol_version, limit.ifrt_serdes_version_number = protocol, serdes
         with self._channel() as channel:
             try:
-                channel.unary_unary(f"/{_SERVICE}.GrpcIfrtService/GetVersion")(
-                    request.SerializeToString(), timeout=_LOOK_S
-                )
+                get_version = channel.unary_unary(f"/{_SERVICE}.GrpcIfrtService/GetVersion")
+                answer = get_version(request.SerializeToString(), timeout=_LOOK_S)
             except grpc.RpcError as error:
                 raise self._failure(error) from None
+            self._begin(channel, message(f"{_SERVICE}.GrpcGetVersionResponse").FromString(answer).version)
+
+    def _begin(self, channel: grpc.Channel, version: Any) -> None:
+        """Begins a session and ends it. Raises ConnectError when the proxy refuses it."""
+        first = proxy_messages.message(f"{_SERVICE}.IfrtRequest")()
+        first.init_request.SetInParent()
+        about = proxy_messages.message(f"{_SERVICE}.GrpcIfrtSessionMetadata")(version=version)
+        over = threading.Event()
+
+        def requests() -> Iterator[bytes]:
+            yield first.SerializeToString()
+            over.wait()
+
+        session = channel.stream_stream(f"/{_SERVICE}.GrpcIfrtService/IfrtSession")(
+            requests(), metadata=((_SESSION_KEY, about.SerializeToString()),), timeout=_LOOK_S
+        )
+        try:
+            next(session, None)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # a proxy that is busy may still serve JAX
+                raise errors.ConnectError(
+                    f"the proxy at {self.where} refuses this program: {error.details()}"
+                ) from None
+        finally:
+            over.set()
+            session.cancel()
 
     def _channel(self) -> grpc.Channel:
         if self.is_insecure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import re
@@ -25,6 +26,8 @@ from pathways._jaxlib import proxy_messages
 from pathways.cluster.operator import look
 from pathways.cluster.proxy_process import ProxyProcess
 from pathways.cluster.proxy_target import ProxyTarget
+from pathways.proxy.server import Server
+from pathways.proxy.service import Client, Service
 
 PROGRAM = """
 import sys
@@ -160,6 +163,18 @@ def test_no_version_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
             pw.initialize(door.target)
     finally:
         door.close()
+
+
+@pytest.mark.usefixtures("unused")
+def test_a_proxy_that_refuses_the_program() -> None:
+    def refuse(client: Client) -> Any:
+        raise pw.errors.PermissionDeniedError("not you")
+
+    with (
+        contextlib.closing(Server(Service(refuse), ["127.0.0.1:0"])) as server,
+        pytest.raises(pw.errors.ConnectError, match="refuses this program: not you"),
+    ):
+        pw.initialize(f"127.0.0.1:{server.ports[0]}")
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
