@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from pathways.proxy.behind import Buffer, Done, Shard
+from pathways.proxy.behind import AllShards, Buffer, Done, Shard
 from pathways.proxy.contexts import Context
 from pathways.proxy.dtypes import DType
 from pathways.proxy.errors import Code, Refused
@@ -48,16 +48,15 @@ class Held:
     creator: str  # what made it: a function's name, or the kind of request
     context: Context | None
     gone: set[int] = dataclasses.field(default_factory=set)  # numbers of shards
-    shards: tuple[Shard, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.shards = tuple(Shard(self.buffer, number) for number in range(len(self.buffer.devices)))
 
     @property
     def shard_bytes(self) -> int:
         """The bytes of one shard; 0 for strings and tokens."""
         dtype = self.buffer.dtype
         return 0 if dtype is None else dtype.itemsize * math.prod(self.buffer.shape)
+
+
+Part = tuple[Held, int]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -67,9 +66,16 @@ class Array:
     dtype: DType
     shape: tuple[int, ...]
     sharding: Sharding
-    parts: tuple[tuple[Held, int], ...]  # per device: a buffer and the number of its shard
+    _parts: tuple[Part, ...] | Held  # a buffer, if it is all of it and in order
     context: Context | None  # of the request that made it
     is_given: bool = False  # to another array, by a request that takes its input
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Per device: a buffer, and the number of its shard."""
+        if isinstance(self._parts, Held):
+            self._parts = tuple((self._parts, number) for number in range(len(self._parts.buffer.devices)))
+        return self._parts
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -79,17 +85,23 @@ class Array:
     @property
     def is_deleted(self) -> bool:
         """Whether it cannot be used any more."""
-        return self.is_given or any(held.gone and number in held.gone for held, number in self.parts)
+        if isinstance(self._parts, Held):
+            return bool(self._parts.gone)
+        return self.is_given or any(held.gone and number in held.gone for held, number in self._parts)
 
     @property
     def held(self) -> tuple[Held, ...]:
         """The buffers that it views, each once."""
-        return tuple(dict.fromkeys(held for held, _ in self.parts))
+        if isinstance(self._parts, Held):
+            return (self._parts,)
+        return tuple(dict.fromkeys(held for held, _ in self._parts))
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> Sequence[Shard]:
         """Its shards. Raises `Refused` when it is deleted."""
         self.check_usable()
-        return [held.shards[number] for held, number in self.parts]
+        if isinstance(self._parts, Held):
+            return AllShards(self._parts.buffer)
+        return [Shard(held.buffer, number) for held, number in self._parts]
 
     def check_usable(self) -> None:
         """Raises `Refused` when it is deleted."""
@@ -102,7 +114,7 @@ class Array:
 
     def give(self) -> None:
         """Another array has its parts now."""
-        self.is_given, self.parts = True, ()
+        self.is_given, self._parts = True, ()
 
     def lose(self, is_donated: bool) -> None:
         """Its shards are gone, for all arrays that view them: a program has taken them, or they are to be freed."""
@@ -117,8 +129,7 @@ def of_buffer(
     buffer: Buffer, creator: str, dtype: DType, shape: tuple[int, ...], sharding: Sharding, context: Context | None
 ) -> Array:
     """The array whose parts are the shards of `buffer`, in order."""
-    held = Held(buffer, creator, context)
-    return Array(dtype, shape, sharding, tuple((held, number) for number in range(len(buffer.devices))), context)
+    return Array(dtype, shape, sharding, Held(buffer, creator, context), context)
 
 
 def of_parts(

@@ -84,6 +84,23 @@ class Shard:
         return self.buffer.devices[self.number]
 
 
+class AllShards(Sequence[Shard]):
+    """All shards of a buffer, in order, made when somebody asks for one."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self.buffer.devices)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [Shard(self.buffer, each) for each in range(len(self))[number]]
+        return Shard(self.buffer, range(len(self))[number])
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """A parameter of an executable."""

@@ -7,13 +7,14 @@ shards as one array first (`Computation.views`); one that takes a whole array as
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pathways.compiler.ir import View
-from pathways.proxy.behind import Done, Shard
+from pathways.proxy.behind import AllShards, Done, Shard
 from pathways.proxy.cluster_kinds import DeviceList, Kind, apart
 from pathways.proxy.shard_programs import Builder
 from pathways.proxy.waiter import Waiter
@@ -32,39 +33,62 @@ class ClusterBuffer:
 
     memory_kind = "device"
 
-    def __init__(self, pieces: tuple[ArrayShard, ...], waiter: Waiter) -> None:
-        """`pieces`: one per device, all of one shape and element type."""
-        self.pieces = pieces
+    def __init__(self, pieces: Sequence[ArrayShard], waiter: Waiter, form: Form | None = None) -> None:
+        """`pieces`: one per device, all of one shape and element type. `form`: they are a whole array of this form, and
+        the first one is enough.
+        """
+        self._pieces, self.form = pieces, form
         self._waiter = waiter
+
+    @property
+    def pieces(self) -> Sequence[ArrayShard]:
+        """Its shards, one per device."""
+        if len(self._pieces) != len(self.devices):
+            array, kind, _ = self._pieces[0]
+            self._pieces = [ArrayShard(array, kind, number) for number in range(len(kind.devices))]
+        return self._pieces
 
     @property
     def devices(self) -> DeviceList:
         """See `Buffer`."""
-        return tuple(piece.kind.devices[piece.number] for piece in self.pieces)
+        if self.form is not None:
+            return self.form.kinds[0].devices
+        return tuple(piece.kind.devices[piece.number] for piece in self._pieces)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """See `Buffer`."""
-        return self.pieces[0].kind.shard_shape
+        return self._pieces[0].kind.shard_shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """See `Buffer`."""
-        return self.pieces[0].kind.dtype
+        return self._pieces[0].kind.dtype
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays that it consists of, each once."""
+        return list({id(piece.array): piece.array for piece in self._pieces}.values())
 
     def when_ready(self, then: Done) -> None:
         """See `Buffer`."""
-        self._waiter.add(list({id(piece.array): piece.array for piece in self.pieces}.values()), then)
+        self._waiter.add(self.arrays, then)
 
     def delete(self) -> None:
         """See `Buffer`."""
-        for piece in self.pieces:
-            piece.array.delete()
+        for array in self.arrays:
+            array.delete()
 
 
-def whole(array: Any, kind: Kind, waiter: Waiter) -> ClusterBuffer:
-    """A buffer of all shards of an array."""
-    return ClusterBuffer(tuple(ArrayShard(array, kind, number) for number in range(len(kind.devices))), waiter)
+def whole(array: Any, form: Form, waiter: Waiter) -> ClusterBuffer:
+    """A buffer of all shards of an array; `form` is that of its kind."""
+    return ClusterBuffer((ArrayShard(array, form.kinds[0], 0),), waiter, form)
+
+
+def form_of_kind(kind: Kind) -> Form:
+    """The form of a whole array."""
+    count = len(kind.devices)
+    return Form((kind,), (0,) * count, tuple(range(count)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +101,7 @@ class Form:
     inputs: tuple[int, ...]
     shards: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def is_whole(self) -> bool:
         """Whether it is one array with all its shards, in their order."""
         return len(self.kinds) == 1 and self.shards == tuple(range(len(self.kinds[0].devices)))
@@ -105,6 +129,8 @@ class Form:
 
 def form_of(shards: Sequence[Shard]) -> tuple[Form, list[Any]]:
     """The form of an argument, and the arrays that it consists of."""
+    if isinstance(shards, AllShards) and (known := shards.buffer.form) is not None:  # type: ignore[attr-defined]
+        return known, shards.buffer.arrays  # type: ignore[attr-defined]
     pieces = pieces_of(shards)
     number: dict[int, int] = {}
     arrays: list[Any] = []

@@ -13,7 +13,7 @@ from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
 from pathways.proxy.behind import DeviceInfo, Executable, Machine, Shard
-from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, pieces_of, whole
+from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, form_of_kind, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, apart, stacked, tiled
 from pathways.proxy.service import Client
@@ -77,7 +77,7 @@ class ClusterDevices:
         kind = stacked(distinct[0].shape, distinct[0].dtype, devices, cells) if self._is_one_place(devices) else None
         if kind is not None:
             value = distinct[0] if len(distinct) == 1 else np.concatenate(distinct)
-            return whole(self._put(kind, value), kind, self._waiter)
+            return whole(self._put(kind, value), form_of_kind(kind), self._waiter)
         pieces: list[ArrayShard] = []
         for device, shard in zip(devices, shards, strict=True):
             alone = apart(shard.shape, shard.dtype, (device,))
@@ -170,7 +170,7 @@ class ClusterDevices:
             return builder.build([builder.move(value, kind)], is_view=is_view)
 
         (made,) = self._moves.run(("move", form, kind, shown), build, arrays)
-        return whole(made, kind, self._waiter)
+        return whole(made, form_of_kind(kind), self._waiter)
 
     def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> ClusterBuffer:
         """See `Devices`."""
@@ -187,7 +187,7 @@ class ClusterDevices:
             return builder.build(made)
 
         (made,) = self._moves.run(("bitcast", form, kind), build, arrays)
-        return whole(made, kind, self._waiter)
+        return whole(made, form_of_kind(kind), self._waiter)
 
     # ---- programs
 

@@ -15,7 +15,7 @@ import numpy as np
 from pathways import _core, _jaxlib
 from pathways.compiler.ir import Tiling
 from pathways.proxy.behind import Buffer, ExecutableMetadata, Parameter, Result, Shard
-from pathways.proxy.cluster_buffers import Form, form_of, whole
+from pathways.proxy.cluster_buffers import Form, form_of, form_of_kind, whole
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, tiled
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
 from pathways.proxy.waiter import Waiter
@@ -65,6 +65,7 @@ class ClusterExecutable:
             return tiled(shape, dtype, module.devices, Tiling(grid, cells), is_alike)
 
         self._results = [kind_of(number) for number in range(len(module.results))]
+        self._forms = [form_of_kind(kind) for kind in self._results]
         self._donated = frozenset(found.form.donated)
         self.metadata = self._metadata(found)
 
@@ -127,7 +128,7 @@ class ClusterExecutable:
             raise RuntimeError(f"the cluster does not take this call: {made.value}")
         for array in taken:
             array.delete()
-        return [whole(array, kind, self._waiter) for array, kind in zip(made, self._results, strict=True)]
+        return [whole(array, form, self._waiter) for array, form in zip(made, self._forms, strict=True)]
 
     def _run(self, forms: tuple[Form, ...], given: tuple[int, ...], arrays: list[Any]) -> Any:
         return self._programs.run((forms, given), lambda: self._build(forms, given), arrays)

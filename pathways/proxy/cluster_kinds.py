@@ -6,6 +6,7 @@ A buffer is an array of the cluster on a list of devices, cut by a tiling. A kin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ class Kind:
     tiling: Tiling
     is_alike: bool = True
 
-    @property
+    @functools.cached_property
     def shard_shape(self) -> tuple[int, ...]:
         """The shape of each shard."""
         return tuple(size // parts for size, parts in zip(self.shape, self.tiling.grid, strict=True))

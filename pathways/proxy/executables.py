@@ -72,7 +72,7 @@ def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int]:
         of_buffer(buffer, name, result.dtype, result.shape, result.sharding, call.context)
         for buffer, result in zip(buffers, program.results, strict=True)
     ]
-    handles = state.arrays.add(body.result_array_handle, made)
+    handles = state.arrays.add_checked(body.result_array_handle, made)
     return handles, _status(state, body, made) if options.fill_status else 0
 
 

@@ -66,12 +66,16 @@ class HandleTable(Generic[Kept]):
             if not 0 < handle < OWN:
                 raise Refused(Code.INVALID_ARGUMENT, f"{handle} is no handle that a client may give")
         taken = [handle for handle in handles if handle in self._kept]
-        if taken or len(set(handles)) != len(handles):
+        if taken or (len(handles) > 1 and len(set(handles)) != len(handles)):
             raise Refused(Code.ALREADY_EXISTS, f"{self._what} handles that are taken: {taken or list(handles)}")
 
     def add(self, handles: Sequence[int], values: Sequence[Kept]) -> list[int]:
         """Gives `values` the client's handles, or own ones if there are none, and returns them."""
         self.check_free(handles, len(values))
+        return self.add_checked(handles, values)
+
+    def add_checked(self, handles: Sequence[int], values: Sequence[Kept]) -> list[int]:
+        """The same for handles that `check_free` has let pass."""
         given = list(handles) or [next(self._numbers) for _ in values]
         self._kept.update(zip(given, values, strict=True))
         return given

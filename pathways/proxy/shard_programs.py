@@ -69,6 +69,7 @@ class KeptPrograms:
     def __init__(self, most: int) -> None:
         self._most = most
         self._programs: collections.OrderedDict[Any, ShardProgram] = collections.OrderedDict()
+        self._last: tuple[Any, ShardProgram] | None = None  # what ran last: a loop asks for it again
 
     def run(self, key: Any, build: Callable[[], ShardProgram], arguments: list[Any]) -> Any:
         """Runs the program of this key, see `ShardProgram.__call__`; `build` makes it when it is not here. When devices
@@ -77,16 +78,20 @@ class KeptPrograms:
         made = self._program(key, build)(arguments)
         if made is _core.Refusal.STALE:
             self._programs.clear()
+            self._last = None
             made = self._program(key, build)(arguments)
         return made
 
     def _program(self, key: Any, build: Callable[[], ShardProgram]) -> ShardProgram:
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         known = self._programs.get(key)
         if known is None:
             known = self._programs[key] = build()
             if len(self._programs) > self._most:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
+        self._last = key, known
         return known
 
 
