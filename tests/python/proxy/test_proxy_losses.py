@@ -180,7 +180,7 @@ def test_hosts_are_not_drained_under_a_jax_program(cluster: Any) -> None:
     address, host = cluster.address, DrainTarget("host", 0)
     with serving(address) as variables:
         with StockClient(variables) as client:
-            client.out(BEGIN + "\nf(a0).block_until_ready()")
+            client.out(BEGIN + "\nnp.asarray(f(a0))")
             client.send("out = [np.asarray(f(a0)).tolist() for _ in range(200)]")
             with pytest.raises(pw.errors.SliceError, match="a JAX program keeps the devices that it has chosen"):
                 drain(address, host, timeout_s=1.0, force=False)
