@@ -19,7 +19,7 @@ def initialize() -> None:
     """Registers the platform, if the user has asked for it, and JAX does not know it."""
     asked = (config.jax_platforms.value or "").split(",")
     if NAME in asked and NAME not in xla_bridge._backend_factories:
-        xla_bridge.register_backend_factory(NAME, _connect, priority=-1, fail_quietly=False)
+        xla_bridge.register_backend_factory(NAME, new_client, priority=-1, fail_quietly=False)
 
 
 def use_proxy(target: str) -> None:
@@ -36,7 +36,8 @@ def backend_target() -> str:
     return str(xla_bridge.BACKEND_TARGET.value)
 
 
-def _connect() -> Any:
+def new_client() -> Any:
+    """One more client of the proxy that the process was told."""
     from jaxlib import _ifrt_proxy
 
     target = xla_bridge.BACKEND_TARGET.value

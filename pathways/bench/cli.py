@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pathways.bench import dispatch, micro, transfer
+from pathways.bench import dispatch, micro, proxy, transfer
 from pathways.bench.command import as_command
 
 
@@ -15,4 +15,5 @@ def bench() -> None:
 
 bench.add_command(as_command("dispatch", dispatch.Settings, dispatch.run, dispatch.picture))
 bench.add_command(as_command("micro", micro.Settings, micro.run))
+bench.add_command(as_command("proxy", proxy.Settings, proxy.run))
 bench.add_command(as_command("transfer", transfer.Settings, transfer.run, transfer.picture))

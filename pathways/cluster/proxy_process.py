@@ -19,18 +19,21 @@ _LAST_LINES = 15
 class ProxyProcess:
     """A `pathways proxy` for programs of this machine. `variables` are those that a program of JAX is started with."""
 
-    def __init__(self, address: str | None, listen: str | None = None) -> None:
+    def __init__(self, address: str | None, listen: str | None = None, shared_directory: str | None = None) -> None:
         """Waits until it listens.
 
         Args:
             address: of the cluster; this user's cluster on this machine when None.
             listen: HOST:PORT, or unix:PATH; a socket that only this user can reach when None.
+            shared_directory: for the large arrays of one program.
 
         Raises:
             ConnectError: it did not start; with what it said.
         """
         command = [sys.executable, "-m", "pathways", "proxy", "--until-input-ends"]
-        command += [*([address] if address else []), *(["--listen", listen] if listen else [])]
+        command += [address] if address else []
+        command += ["--listen", listen] if listen else []
+        command += ["--shared-directory", shared_directory] if shared_directory else []
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # it ends with this pipe, so with this process
@@ -59,6 +62,11 @@ class ProxyProcess:
         self._passing_on.join(CLOSE_S)
         said = "".join(self._said).strip().removeprefix("Error: ")
         raise errors.ConnectError(f"the proxy {how} when it started: {said or 'it said nothing'}")
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     def failure(self) -> str | None:
         """How it ended; None while it is there."""
