@@ -1,4 +1,4 @@
-"""`pathways bench proxy`: what a program of plain JAX pays for the proxy, beside the same program on its own devices."""
+"""`pathways bench proxy`: what a program of plain JAX pays for the proxy, beside its own devices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pathways.bench.report import Report, Table
 from pathways.bench.stats import Spread
 
 METHOD = (
-    "A program of stock JAX adds one to eight numbers on one device: by its own CPU device, and by a proxy of a cluster "
-    "of one host on this machine. Both take turns. A chained step takes the result of the one before, and the last one "
-    "is waited for; a synchronous one is waited for itself; a step that is read is read as a number. A put is a "
-    "device_put that is waited for; a get reads an array that was just computed."
+    "A program of stock JAX adds one to eight numbers on one device: by its own CPU device, and by a proxy of a "
+    "cluster of one host on this machine. Both take turns. A chained step takes the result of the one before, and the "
+    "last one is waited for; a synchronous one is waited for itself; a step that is read is read as an array. A put is "
+    "a device_put that is waited for; a get reads an array that was just computed."
 )
 _TIMEOUT = 300.0
 _LARGE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION"

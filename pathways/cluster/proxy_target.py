@@ -98,6 +98,7 @@ class ProxyTarget:
         first = proxy_messages.message(f"{_SERVICE}.IfrtRequest")()
         first.init_request.SetInParent()
         about = proxy_messages.message(f"{_SERVICE}.GrpcIfrtSessionMetadata")(version=version)
+        parse = proxy_messages.message(f"{_SERVICE}.IfrtResponse").FromString
         over = threading.Event()
 
         def requests() -> Iterator[bytes]:
@@ -108,7 +109,9 @@ class ProxyTarget:
             requests(), metadata=((_SESSION_KEY, about.SerializeToString()),), timeout=_LOOK_S
         )
         try:
-            next(session, None)
+            answer = next(session, None)
+            if answer and parse(answer).response_metadata.status.code:
+                next(session, None)  # why the session has ended
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # a proxy that is busy may still serve JAX
                 raise errors.ConnectError(

@@ -26,7 +26,7 @@ from pathways._jaxlib.proxy_messages import message
 from pathways.proxy.errors import Code, Refused, refusal_of
 from pathways.proxy.host_buffers import HostBuffers
 from pathways.proxy.service import PACKAGE, SERVICE, BufferName, Service, name_in
-from pathways.proxy.session import Session
+from pathways.proxy.session import Session, refused
 
 log = logging.getLogger(__name__)
 
@@ -161,12 +161,23 @@ class _Session(_Call):
         self._under_way = 0  # requests without a reply
         self._is_held = False
         metadata, who = _metadata(fields, SESSION_KEY), (connection.peer, connection.identities)
-        self._session: Session = self.service.begin(metadata, *who, self._send, self._post)
-        log.info("session %x of %s begins", self._session.number, connection.peer)
-        self.native.resume(number)
+        self._session: Session | None = None
+        self._refused: Exception | None = None
+        try:
+            self._session = self.service.begin(metadata, *who, self._send, self._post)
+        except Exception as error:
+            self._refused = error
+        else:
+            log.info("session %x of %s begins", self._session.number, connection.peer)
+            self.native.resume(number)
 
     def message(self, data: bytes) -> None:
         """See `_Call`, as for the others."""
+        if self._session is None:
+            assert self._refused is not None
+            # A stock client shows its user what its first request fails with, and not why its stream has ended.
+            self.native.respond(self.number, refused(data, refusal_of(self._refused)))
+            raise self._refused
         with self._lock:
             self._under_way += 1
             if self._under_way >= self._limits.requests and not self._is_held:
@@ -175,20 +186,26 @@ class _Session(_Call):
         self._session.receive(data)
 
     def ended(self) -> None:
+        if self._refused is not None:
+            raise self._refused
         self.connection.succeed(self.number)
 
     def room(self) -> None:
+        if self._session is None:
+            return
         with self._lock:
             self._session.is_paused = False
-            self._let_go()
+            self._let_go(self._session)
         self._session.go_on()
 
     def over(self) -> None:
-        self._session.end()
-        log.info("session %x of %s ends", self._session.number, self.connection.peer)
+        if self._session is not None:
+            self._session.end()
+            log.info("session %x of %s ends", self._session.number, self.connection.peer)
 
     def _send(self, reply: bytes) -> None:
         """The next reply. Any thread."""
+        assert self._session is not None  # it has asked something
         with self._lock:
             if self.native.respond(self.number, reply) > self._limits.unread_bytes:
                 self._session.is_paused = True
@@ -196,10 +213,10 @@ class _Session(_Call):
                     self._is_held = True
                     self.native.hold(self.number)
             self._under_way -= 1
-            self._let_go()
+            self._let_go(self._session)
 
-    def _let_go(self) -> None:
-        if self._is_held and not self._session.is_paused and self._under_way < self._limits.requests:
+    def _let_go(self, session: Session) -> None:
+        if self._is_held and not session.is_paused and self._under_way < self._limits.requests:
             self._is_held = False
             self.native.resume(self.number)
 
@@ -209,7 +226,8 @@ class _Session(_Call):
         def guarded() -> None:
             try:
                 work()
-                self._session.go_on()
+                if self._session is not None:
+                    self._session.go_on()
             except Exception as error:
                 self.connection.fail(self.number, error)
 

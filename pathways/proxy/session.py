@@ -126,3 +126,16 @@ class Session:
         if refusal.code is Code.RESOURCE_EXHAUSTED and OBJECT_STORE not in refusal.payloads:
             refusal.payloads[OBJECT_STORE] = object_store_dump(self._state.arrays.values())
         return refusal
+
+
+def refused(request: bytes, refusal: Refused) -> bytes:
+    """The response to a request of a client for which there is no session."""
+    response = message("xla.ifrt.proxy.IfrtResponse")()
+    try:
+        metadata = message("xla.ifrt.proxy.IfrtRequest").FromString(request).request_metadata
+        response.response_metadata.op_id = metadata.op_id
+    except DecodeError:
+        raise refusal from None
+    refusal.fill(response.response_metadata.status)
+    made: bytes = response.SerializeToString()
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -175,8 +176,13 @@ class Wire:
         self.number = 0
 
     def begin(self) -> Wire:
-        """Sends the first request."""
-        self.number = self.ask("init_request").session_id
+        """Sends the first request. Raises `grpc.RpcError`: the proxy refuses the client; it has said so twice."""
+        response = self.reply(self.send("init_request"))
+        if (status := response.response_metadata.status).code:
+            with contextlib.suppress(StopIteration):
+                next(self.replies)
+            raise AssertionError(status)
+        self.number = response.init_response.session_id
         return self
 
     def send(self, name: str, body: Any = None, context: int = 0, **fields: Any) -> int:
