@@ -1,7 +1,7 @@
 """A client of Pathways beside stock JAX clients that flood, that are killed in the midst of work, and whose island is
 lost: it goes on, and every value of it is right. What the others had is freed (PROXY-3, OWN-1, ERR-2).
 
-PATHWAYS_SEED repeats what is drawn.
+PATHWAYS_SEED repeats what is drawn; PATHWAYS_MIX_S is for how long collectives of several clients cross.
 """
 
 from __future__ import annotations
@@ -55,6 +55,26 @@ for n in itertools.count():
     if n % 5 == 4:
         np.asarray(w)
 """
+#: Chains of collectives on one island or both, as long as they are drawn, compared with NumPy's values.
+MIX = """
+import random, time
+draw, right, end = random.Random({seed}), 0, time.monotonic() + {seconds}
+h = jax.jit(lambda v, w: (v * 5 + w.sum(), w + v.sum()))
+while time.monotonic() < end:
+    where = islands[draw.randrange(2)]
+    v, w = (jax.device_put(x + draw.randrange(99), where) for _ in range(2))
+    a, b = np.asarray(v), np.asarray(w)
+    for _ in range(draw.randrange(1, 30)):
+        v, w = h(v, w)
+        a, b = a * np.uint32(5) + b.sum(dtype=np.uint32), b + a.sum(dtype=np.uint32)
+        if draw.random() < 0.1:
+            where = islands[draw.randrange(2)]
+            v, w = (jax.device_put(each, where) for each in (v, w))
+    assert (np.asarray(v) == a).all() and (np.asarray(w) == b).all(), "a wrong value"
+    right += 1
+out = right
+"""
+MIX_S = float(os.environ.get("PATHWAYS_MIX_S", "3"))
 
 
 class Neighbour:
@@ -161,4 +181,19 @@ def test_one_whose_island_is_lost(cluster: Any, variables: dict[str, str], neigh
             assert "DATA_LOSS" in client.answer_error()
             neighbour.goes_on()
             eventually(lambda: all(host.state == "up" for host in look(cluster.address).hosts), "island 1 is back")
+    eventually(lambda: all_freed(cluster.address), "all is freed")
+
+
+def test_two_whose_collectives_cross_with_others(cluster: Any, variables: dict[str, str], neighbour: Neighbour) -> None:
+    seed = int(os.environ.get("PATHWAYS_SEED", random.randrange(1 << 32)))
+    print(f"PATHWAYS_SEED={seed}")
+    with StockClient(variables) as one, StockClient(variables) as other:
+        for client in (one, other):
+            client.out(BEGIN)
+        before = neighbour.right
+        for number, client in enumerate((one, other)):
+            client.send(MIX.format(seed=seed + number, seconds=MIX_S))
+        right = [client.answer_out() for client in (one, other)]
+        print(f"chains that were right: {right}, and {neighbour.right - before} of a client of Pathways")
+        assert min(right) > 0
     eventually(lambda: all_freed(cluster.address), "all is freed")
