@@ -1,5 +1,5 @@
-/// The server's end of one HTTP/2 connection that carries gRPC calls (RFC 9113, gRPC over HTTP/2): bytes in, events out;
-/// answers in, bytes out. It knows no socket, so that tests give it any bytes.
+/// The server's end of one HTTP/2 connection that carries gRPC calls (RFC 9113, gRPC over HTTP/2): bytes in, events
+/// out; answers in, bytes out. It knows no socket, so that tests give it any bytes.
 ///
 ///   client --feed--> frames -> header blocks, messages -> events -> who answers
 ///   client <-output-- frames <- windows <- messages of each call <-respond, finish--
