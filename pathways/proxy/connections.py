@@ -26,7 +26,7 @@ from pathways._jaxlib.proxy_messages import message
 from pathways.proxy.errors import Code, Refused, refusal_of
 from pathways.proxy.host_buffers import HostBuffers
 from pathways.proxy.service import PACKAGE, SERVICE, BufferName, Service, name_in
-from pathways.proxy.session import Session, refused
+from pathways.proxy.session import EXPECTED, Session, refused
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +60,18 @@ class Connection:
         self._calls: dict[int, _Call] = {}
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._thread = 0
+        self.is_given_up = False  # the server's
 
     def post(self, work: Callable[[], None]) -> None:
         """Lets the connection's thread do something soon."""
         self._posted.append(work)
         if threading.get_ident() != self._thread:
             self.native.wake()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no call. Any thread."""
+        return not self._calls
 
     def end(self) -> None:
         """Ends the connection."""
@@ -88,7 +94,7 @@ class Connection:
     def fail(self, number: int, error: BaseException) -> None:
         """Ends a call with an error."""
         refusal = refusal_of(error)
-        if not isinstance(error, Refused):
+        if not isinstance(error, EXPECTED):
             log.warning("a call of %s failed", self.peer, exc_info=error)
         self.native.finish(number, int(refusal.code), refusal.text[:4096])
         self._drop(number)
@@ -180,9 +186,7 @@ class _Session(_Call):
             raise self._refused
         with self._lock:
             self._under_way += 1
-            if self._under_way >= self._limits.requests and not self._is_held:
-                self._is_held = True
-                self.native.hold(self.number)
+            self._pace(self._session)
         self._session.receive(data)
 
     def ended(self) -> None:
@@ -195,7 +199,7 @@ class _Session(_Call):
             return
         with self._lock:
             self._session.is_paused = False
-            self._let_go(self._session)
+            self._pace(self._session)
         self._session.go_on()
 
     def over(self) -> None:
@@ -209,16 +213,15 @@ class _Session(_Call):
         with self._lock:
             if self.native.respond(self.number, reply) > self._limits.unread_bytes:
                 self._session.is_paused = True
-                if not self._is_held:
-                    self._is_held = True
-                    self.native.hold(self.number)
             self._under_way -= 1
-            self._let_go(self._session)
+            self._pace(self._session)
 
-    def _let_go(self, session: Session) -> None:
-        if self._is_held and not session.is_paused and self._under_way < self._limits.requests:
-            self._is_held = False
-            self.native.resume(self.number)
+    def _pace(self, session: Session) -> None:
+        """Reads requests, or does not, as the flow allows. Under the lock."""
+        must_wait = session.is_paused or self._under_way >= self._limits.requests
+        if must_wait != self._is_held:
+            self._is_held = must_wait
+            (self.native.hold if must_wait else self.native.resume)(self.number)
 
     def _post(self, work: Callable[[], None]) -> None:
         """Does something, and what the session can do afterwards. Any thread. What it raises ends the session."""

@@ -62,12 +62,24 @@ class Server:
 
     def _accept(self, sock: socket.socket, name: Any) -> None:
         with self._lock:
-            if self._is_closed or len(self._connections) >= self._most:
+            is_full = len(self._connections) >= self._most and not self._make_room()
+            if self._is_closed or is_full:
                 log.warning("a connection of %s is refused: there are %d", name, len(self._connections))
                 sock.close()
                 return
             self._connections[sock] = None
         threading.Thread(target=self._serve, args=(sock, name), name="pw-proxy-client", daemon=True).start()
+
+    def _make_room(self) -> bool:
+        """Ends the oldest connection without a call: whoever only keeps connections open keeps nobody out. Under the
+        lock. It goes when its thread is over, so for a moment there is one more than there may be.
+        """
+        for connection in self._connections.values():
+            if connection is not None and connection.is_idle and not connection.is_given_up:
+                connection.is_given_up = True
+                connection.end()
+                return True
+        return False
 
     def _serve(self, sock: socket.socket, name: Any) -> None:
         """The thread of one connection."""

@@ -45,6 +45,15 @@ def eventually(holds: Callable[[], bool], what: str, limit_s: float = 30.0) -> N
         time.sleep(0.02)
 
 
+def settled(count: Callable[[], int]) -> int:
+    """A count that grows, when it does so no more."""
+    counts = [-1, 0]
+    while counts[-1] != counts[-2]:
+        time.sleep(0.5)
+        counts.append(count())
+    return counts[-1]
+
+
 def nothing_left(door: Door) -> bool:
     stats = door.stats()
     return (stats["sessions"], stats["alive"], stats["open"], stats["host_bytes"]) == (0, 0, 0, 0)
@@ -141,6 +150,25 @@ def test_garbage_on_the_port(door: Door, sent: bytes) -> None:
     wire.close()
 
 
+def test_silent_connections_keep_nobody_out() -> None:
+    """More than there may be, before and after somebody works: the others come in, and who works goes on (PROXY-4)."""
+    made = Door(limits={"sessions": 2})
+    first = Wire(made).begin()
+    first.put(5, ONES)
+    silent = [socket.create_connection(("127.0.0.1", made.port), timeout=10) for _ in range(150)]
+    second = Wire(made).begin()
+    for wire in (first, second):
+        wire.put(6, ONES)
+        assert np.array_equal(wire.read(6, (2, 3)), ONES)
+    assert made.stats()["threads"] < 100
+    for each in silent:
+        each.close()
+    first.close()
+    second.close()
+    eventually(lambda: nothing_left(made), "a session is left")
+    made.close()
+
+
 def test_mutated_requests(door: Door) -> None:
     """Whatever bytes a request has, the proxy answers, or ends that session; and the next client finds it as before."""
     seed = random.randrange(1 << 32)
@@ -220,11 +248,8 @@ def test_a_client_that_never_reads() -> None:
         last = silent.send("copy_arrays_request", array_handles=[5], result_handles=[10 + turn], copy_semantics=1)
     other.put(5, ONES)
     assert np.array_equal(other.read(5, (2, 3)), ONES)
-    counts = [-1, 0]
-    while counts[-1] != counts[-2]:
-        time.sleep(0.5)
-        counts.append(made.stats()["copies"])
-    assert counts[-1] < 2000
+    count = settled(lambda: made.stats()["copies"])
+    assert count < 2000
     assert silent.reply(last).response_metadata.status.code == 0
     assert made.stats()["copies"] == 3000
     silent.close()
@@ -247,11 +272,8 @@ def test_a_client_whose_requests_wait() -> None:
         wire.send_raw(request.SerializeToString() + unknown)
     other.put(5, ONES)
     assert np.array_equal(other.read(5, (2, 3)), ONES)
-    counts = [-1, 0]
-    while counts[-1] != counts[-2]:
-        time.sleep(0.5)
-        counts.append(made.stats()["waiting"])
-    assert 64 <= counts[-1] < 500
+    count = settled(lambda: made.stats()["waiting"])
+    assert 64 <= count < 500
     wire.store(5, ONES.tobytes())
     for number in (first, *asked):
         assert wire.reply(number).response_metadata.status.code == 0
