@@ -4,7 +4,7 @@ In the cluster's order, work for a lost island waits until the island is back, w
 expect an error of the code DATA_LOSS instead, and ask again, as `pathwaysutils.elastic` does. So the door starts
 nothing on an island that is down, and what was started just before fails (ERR-2).
 
-The native client hears of each loss. Only then, and while an island is down, the controller is asked.
+The native client hears of each loss. Only then, and before anything is refused, the controller is asked.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from collections.abc import Iterable
 
 from pathways import errors
 from pathways.api.session import Session
-
-#: An island that was down so many seconds ago may be back.
-_LOOK_S = 0.1
 
 
 class Islands:
@@ -41,14 +38,15 @@ class Islands:
         if (loss := self.loss_of(devices)) is not None:
             raise loss
 
-    def loss_of(self, devices: Iterable[int]) -> errors.HostLostError | None:
-        """Why nothing can be done on these devices; None: their islands are up."""
+    def loss_of(self, devices: Iterable[int], age_s: float = 0.0) -> errors.HostLostError | None:
+        """Why nothing can be done on these devices; None: their islands are up. That they are down was seen not longer
+        than `age_s` seconds ago."""
         if self._session.native.losses == self._losses and not self._down:
             return None
         topology = self._session.control().topology
         concerned = {topology.island_of(device // topology.devices_per_host) for device in devices}
         with self._lock:
-            is_old = time.monotonic() - self._looked_s > _LOOK_S and not self._down.isdisjoint(concerned)
+            is_old = time.monotonic() - self._looked_s >= age_s and not self._down.isdisjoint(concerned)
             if is_old or self._session.native.losses != self._losses:
                 self._look()
             down = sorted(concerned & self._down)

@@ -17,6 +17,9 @@ from pathways.proxy.islands import Islands
 #: How long it waits for one array before it looks at the others again. Most become ready in the order they were added.
 _LOOK_S = 0.002
 
+#: Who waited for an island that was down so long ago has failed: it may be back, but not with what was started before.
+_LOSS_AGE_S = 0.1
+
 
 class Waiter:
     """Waits for arrays of one session."""
@@ -67,7 +70,7 @@ class Waiter:
             while arrays and failure is None:
                 state, loss = self._native.state(arrays[-1]), None
                 if state == "pending":
-                    loss = self._islands.loss_of(arrays[-1].slice.binding.devices)
+                    loss = self._islands.loss_of(arrays[-1].slice.binding.devices, _LOSS_AGE_S)
                     if loss is None:
                         return False
                     state = self._native.state(arrays[-1])  # how the host ended is told meanwhile

@@ -128,7 +128,7 @@ class EndedClient:
 
 def test_who_waits_is_told_when_the_cluster_ends() -> None:
     client = EndedClient()
-    waiter = Waiter(client, SimpleNamespace(loss_of=lambda devices: None))  # type: ignore[arg-type]
+    waiter = Waiter(client, SimpleNamespace(loss_of=lambda devices, age_s: None))  # type: ignore[arg-type]
     told: list[Any] = []
     for handle in (1, 2):
         lies = SimpleNamespace(binding=SimpleNamespace(devices=(0,)))
