@@ -39,7 +39,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-guided fuzz-ports asan-ports model campaigns thorough stress stress-sample contract-machines soak bench wheel docs clean
+.PHONY: help native setup setup-dev demo test test-all test-cpp test-python test-contract quick lint format asan tsan fuzz fuzz-guided fuzz-ports asan-ports model campaigns thorough stress stress-sample contract-machines soak networks network-cuts bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -138,6 +138,11 @@ contract-machines: $(BUILT) ## the contract tests over four machines: namespaces
 
 soak: $(BUILT) ## ten minutes of random programs against NumPy, under small budgets, while hosts are killed
 	@python tests/stress/soak.py $(SOAK_ARGS)
+
+networks: $(BUILT) ## machines and far clients behind slow, long and lossy lines, for an hour; needs root
+	@python tests/stress/networks.py $(NETWORK_ARGS)
+network-cuts: $(BUILT) ## the same behind lines that are cut, in ten minutes
+	@python tests/stress/network_cuts.py $(NETWORK_ARGS)
 
 lint: $(DEV) $(BUILT) ## ruff, mypy, cython-lint, clang-format, and clang-tidy where it is installed
 	@python scripts/lint.py

@@ -91,7 +91,7 @@ def play_cuts(options: argparse.Namespace) -> int:
         island = next(islands) if side == "machine" else 0
         cells.append(Cell(f"{side}{number}", side, options.rate, options.delay, options.loss, island))
         plans[cells[-1].name] = (seconds, way)
-    bad: list[str] = []
+    wrong: set[str] = set()
     with Lines(options.congestion) as lines, running(lines, cells) as (world, _):
         begins: dict[str, Any] = {}
         said_by: dict[str, dict[str, tuple[float, str]]] = {cell.name: {} for cell in cells}
@@ -155,11 +155,12 @@ def play_cuts(options: argparse.Namespace) -> int:
             known = {"client": knew if fault else None, **found}
             told(f"| {cell} | {seconds:g} s, {way} | {known} | {fault} | after: {after[1] or 'right'} |")
             if after[1] or (seconds <= LOST_S and (fault or found)) or cell.name in left:
-                bad.append(str(cell))
+                wrong.add(cell.name)
             if seconds > LOST_S and (not fault or max([knew, *found.values()]) > KNOWN_S):
-                bad.append(f"{cell}: known late")
-    told(f"{len(cells)} cuts; wrong: {bad or 'none'}")
-    return bool(bad)
+                told(f"{cell.name}: not known within {KNOWN_S:g} s")
+                wrong.add(cell.name)
+    told(f"{len(cells)} cuts, {len(wrong)} of them wrong: {sorted(wrong)}")
+    return bool(wrong)
 
 
 def main() -> int:

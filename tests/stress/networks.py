@@ -44,7 +44,7 @@ def play_cells(options: argparse.Namespace) -> int:
     cells = cells_of(options)
     named = {cell.name: cell for cell in cells}
     end = time.monotonic() + options.minutes * 60
-    faults: list[str] = []
+    wrong: set[str] = set()
     with Lines(options.congestion) as lines, running(lines, cells) as (world, _):
         begins: dict[str, Any] = {}
         ways: dict[str, Line] = {}
@@ -58,7 +58,7 @@ def play_cells(options: argparse.Namespace) -> int:
             share = f"{LARGE * 8 / took / cell.rate * 100:.0f} % of the line" if said in ("put", "fetch") else ""
             told(f"| {cell} | {said} | {took:.1f} s | {share} | {fault or 'right'} |")
             if fault:
-                faults.append(f"{cell}: {said}: {fault}")
+                wrong.add(name)
 
         for batch in batches(cells, 3):
             for cell in batch:
@@ -78,8 +78,9 @@ def play_cells(options: argparse.Namespace) -> int:
             ).stdout.split()
             told(f"{named[name]}: not over; {counts[-14:]}")
         lost = world.losses()
-    told(f"{len(cells)} cells, {len(left)} not over, {len(faults)} faults, {len(lost)} lines about lost links")
-    return bool(faults or lost)
+    ended = f"{len(cells)} cells, {len(wrong)} of them wrong, {len(left - wrong)} not over"
+    told(f"{ended}, {len(lost)} lines about lost links")
+    return bool(wrong or lost)
 
 
 def main() -> int:
