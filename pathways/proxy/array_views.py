@@ -108,7 +108,7 @@ def give(body: Any, arrays: Sequence[Array]) -> None:
 def _alone(array: Array, number: int, call: Call) -> Array:
     held, shard = array.parts[number]
     sharding = shardings.single(array.devices[number], array.sharding.memory_kind)
-    return Array(array.dtype, held.buffer.shape, sharding, ((held, shard),), call.context)
+    return Array(array.dtype, held.buffer.shape, sharding, call.context, None, ((held, shard),))
 
 
 def _at(things: Sequence[Any], index: int) -> Any:

@@ -66,15 +66,16 @@ class Array:
     dtype: DType
     shape: tuple[int, ...]
     sharding: Sharding
-    _parts: tuple[Part, ...] | Held  # a buffer, if it is all of it and in order
     context: Context | None  # of the request that made it
+    whole: Held | None = None  # a buffer, if it is all of it and in order
+    _parts: tuple[Part, ...] = ()  # those of a whole are made when somebody asks
     is_given: bool = False  # to another array, by a request that takes its input
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Per device: a buffer, and the number of its shard."""
-        if isinstance(self._parts, Held):
-            self._parts = tuple((self._parts, number) for number in range(len(self._parts.buffer.devices)))
+        if self.whole is not None and not self._parts:
+            self._parts = tuple((self.whole, number) for number in range(len(self.whole.buffer.devices)))
         return self._parts
 
     @property
@@ -85,22 +86,22 @@ class Array:
     @property
     def is_deleted(self) -> bool:
         """Whether it cannot be used any more."""
-        if isinstance(self._parts, Held):
-            return bool(self._parts.gone)
+        if self.whole is not None:
+            return bool(self.whole.gone)
         return self.is_given or any(held.gone and number in held.gone for held, number in self._parts)
 
     @property
     def held(self) -> tuple[Held, ...]:
         """The buffers that it views, each once."""
-        if isinstance(self._parts, Held):
-            return (self._parts,)
+        if self.whole is not None:
+            return (self.whole,)
         return tuple(dict.fromkeys(held for held, _ in self._parts))
 
     def shards(self) -> Sequence[Shard]:
         """Its shards. Raises `Refused` when it is deleted."""
         self.check_usable()
-        if isinstance(self._parts, Held):
-            return AllShards(self._parts.buffer)
+        if self.whole is not None:
+            return AllShards(self.whole.buffer)
         return [Shard(held.buffer, number) for held, number in self._parts]
 
     def check_usable(self) -> None:
@@ -114,7 +115,7 @@ class Array:
 
     def give(self) -> None:
         """Another array has its parts now."""
-        self.is_given, self._parts = True, ()
+        self.is_given, self.whole, self._parts = True, None, ()
 
     def lose(self, is_donated: bool) -> None:
         """Its shards are gone, for all arrays that view them: a program has taken them, or they are to be freed."""
@@ -129,7 +130,7 @@ def of_buffer(
     buffer: Buffer, creator: str, dtype: DType, shape: tuple[int, ...], sharding: Sharding, context: Context | None
 ) -> Array:
     """The array whose parts are the shards of `buffer`, in order."""
-    return Array(dtype, shape, sharding, Held(buffer, creator, context), context)
+    return Array(dtype, shape, sharding, context, Held(buffer, creator, context))
 
 
 def of_parts(
@@ -150,4 +151,4 @@ def of_parts(
             )
         if held.buffer.dtype != dtype.numpy or isinstance(held.buffer, StringBuffer) != dtype.is_string:
             raise Refused(Code.INVALID_ARGUMENT, f"shard {number} is {held.buffer.dtype}, but the array {dtype.name}")
-    return Array(dtype, shape, sharding, tuple(parts), context)
+    return Array(dtype, shape, sharding, context, None, tuple(parts))

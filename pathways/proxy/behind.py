@@ -149,6 +149,12 @@ class Executable(Protocol):
         result. Raises only what is wrong at once; what fails later fails the results.
         """
 
+    def run_again(self, arguments: Sequence[Buffer]) -> Sequence[Buffer] | None:
+        """Starts it as it was started before: by all shards of `arguments[i]`, which it may take, and without looking
+        whether it can. None, or an error: it can not by these arguments, and nothing was done; `execute` can, or says
+        what is wrong.
+        """
+
 
 class Devices(Protocol):
     """The devices of one client."""

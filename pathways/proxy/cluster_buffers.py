@@ -66,6 +66,11 @@ class ClusterBuffer:
         return self._pieces[0].kind.dtype
 
     @property
+    def first(self) -> Any:
+        """The array of its first shard: of a whole one, its only one."""
+        return self._pieces[0].array
+
+    @property
     def arrays(self) -> list[Any]:
         """The arrays that it consists of, each once."""
         return list({id(piece.array): piece.array for piece in self._pieces}.values())

@@ -184,10 +184,17 @@ class _Session(_Call):
             # A stock client shows its user what its first request fails with, and not why its stream has ended.
             self.native.respond(self.number, refused(data, refusal_of(self._refused)))
             raise self._refused
+        reply = self._session.answer(data)
+        if reply is not None and self.native.respond(self.number, reply) <= self._limits.unread_bytes:
+            return
         with self._lock:
-            self._under_way += 1
+            if reply is None:
+                self._under_way += 1
+            else:
+                self._session.is_paused = True
             self._pace(self._session)
-        self._session.receive(data)
+        if reply is None:
+            self._session.receive(data)
 
     def ended(self) -> None:
         if self._refused is not None:
@@ -208,7 +215,7 @@ class _Session(_Call):
             log.info("session %x of %s ends", self._session.number, self.connection.peer)
 
     def _send(self, reply: bytes) -> None:
-        """The next reply. Any thread."""
+        """The next reply to what `receive` took. Any thread."""
         assert self._session is not None  # it has asked something
         with self._lock:
             if self.native.respond(self.number, reply) > self._limits.unread_bytes:

@@ -67,7 +67,7 @@ def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int]:
     buffers = program.executable.execute([array.shards() for array in arrays], kept)
     for array in donated:
         array.lose(is_donated=True)
-    name = program.metadata.name
+    name = program.name
     made = [
         of_buffer(buffer, name, result.dtype, result.shape, result.sharding, call.context)
         for buffer, result in zip(buffers, program.results, strict=True)
@@ -153,16 +153,16 @@ def mpmd_cost_analysis(state: State, call: Call) -> Fill:
 def _check_arguments(program: Loaded, arrays: Sequence[Array]) -> None:
     expected = len(program.metadata.parameters)
     if len(arrays) != expected:
-        raise Refused(Code.INVALID_ARGUMENT, f"{program.metadata.name} takes {expected} arrays; {len(arrays)} came")
+        raise Refused(Code.INVALID_ARGUMENT, f"{program.name} takes {expected} arrays; {len(arrays)} came")
     for number, array in enumerate(arrays):
         if array.devices != program.devices:
             raise Refused(
                 Code.INVALID_ARGUMENT,
-                f"argument {number} of {program.metadata.name} lies on the devices {list(array.devices)[:16]}, but the "
+                f"argument {number} of {program.name} lies on the devices {list(array.devices)[:16]}, but the "
                 f"program runs on {list(program.devices)[:16]}",
             )
         if array.dtype.is_string:
-            raise Refused(Code.INVALID_ARGUMENT, f"argument {number} of {program.metadata.name} has strings")
+            raise Refused(Code.INVALID_ARGUMENT, f"argument {number} of {program.name} has strings")
 
 
 def _check_donated(donated: Sequence[Array], arrays: Sequence[Array]) -> None:

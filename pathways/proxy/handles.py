@@ -23,15 +23,17 @@ class HandleTable(Generic[Kept]):
 
     def __init__(self, what: str, bound: int, numbers: Iterator[int]) -> None:
         """`what` stands in errors; `numbers` are handles of the door's, shared by the tables of a session."""
-        self._what, self._bound, self._numbers = what, bound, numbers
-        self._kept: dict[int, Kept | Refused] = {}
+        self._what, self._numbers = what, numbers
+        self.bound = bound
+        #: By handle. `UsualRequests` uses it, too.
+        self.kept: dict[int, Kept | Refused] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)
 
     def find(self, handle: int) -> Kept:
         """The value of `handle`. Raises `Refused` when there is none, and the error that is in its place."""
-        found = self._kept.get(handle)
+        found = self.kept.get(handle)
         if found is None:
             raise self._unknown(handle)
         if isinstance(found, Refused):
@@ -44,7 +46,7 @@ class HandleTable(Generic[Kept]):
 
     def pop(self, handle: int) -> Kept:
         """The same as `find`; the handle is free afterwards, also when an error was in its place."""
-        found = self._kept.pop(handle, None)
+        found = self.kept.pop(handle, None)
         if found is None:
             raise self._unknown(handle)
         if isinstance(found, Refused):
@@ -53,7 +55,7 @@ class HandleTable(Generic[Kept]):
 
     def drop(self, handles: Sequence[int]) -> None:
         """Frees handles. Raises `Refused` when some are unknown; the others are free then."""
-        unknown = [handle for handle in handles if self._kept.pop(handle, None) is None]
+        unknown = [handle for handle in handles if self.kept.pop(handle, None) is None]
         if unknown:
             raise Refused(Code.NOT_FOUND, f"unknown {self._what} handles: {', '.join(map(str, unknown[:10]))}")
 
@@ -65,7 +67,7 @@ class HandleTable(Generic[Kept]):
         for handle in handles:
             if not 0 < handle < OWN:
                 raise Refused(Code.INVALID_ARGUMENT, f"{handle} is no handle that a client may give")
-        taken = [handle for handle in handles if handle in self._kept]
+        taken = [handle for handle in handles if handle in self.kept]
         if taken or (len(handles) > 1 and len(set(handles)) != len(handles)):
             raise Refused(Code.ALREADY_EXISTS, f"{self._what} handles that are taken: {taken or list(handles)}")
 
@@ -77,14 +79,14 @@ class HandleTable(Generic[Kept]):
     def add_checked(self, handles: Sequence[int], values: Sequence[Kept]) -> list[int]:
         """The same for handles that `check_free` has let pass."""
         given = list(handles) or [next(self._numbers) for _ in values]
-        self._kept.update(zip(given, values, strict=True))
+        self.kept.update(zip(given, values, strict=True))
         return given
 
     def add_error(self, error: Refused) -> int:
         """Gives an error a handle of the door's."""
         self._check_bound(1)
         handle = next(self._numbers)
-        self._kept[handle] = error.again()
+        self.kept[handle] = error.again()
         return handle
 
     def fail(self, handles: Sequence[int], error: Refused) -> None:
@@ -93,21 +95,21 @@ class HandleTable(Generic[Kept]):
         """
         kept = error.again()
         for handle in handles:
-            if 0 < handle < OWN and handle not in self._kept and len(self._kept) < self._bound:
-                self._kept[handle] = kept
+            if 0 < handle < OWN and handle not in self.kept and len(self.kept) < self.bound:
+                self.kept[handle] = kept
 
     def values(self) -> list[Kept]:
         """All values without the errors. Any thread may call."""
-        return [kept for kept in list(self._kept.values()) if not isinstance(kept, Refused)]
+        return [kept for kept in list(self.kept.values()) if not isinstance(kept, Refused)]
 
     def clear(self) -> None:
         """Forgets all."""
-        self._kept.clear()
+        self.kept.clear()
 
     def _check_bound(self, more: int) -> None:
-        if len(self._kept) + more > self._bound:
+        if len(self.kept) + more > self.bound:
             raise Refused(
-                Code.RESOURCE_EXHAUSTED, f"a client has at most {self._bound} {self._what}s; drop some of them"
+                Code.RESOURCE_EXHAUSTED, f"a client has at most {self.bound} {self._what}s; drop some of them"
             )
 
     def _unknown(self, handle: int) -> Refused:

@@ -25,6 +25,7 @@ class Loaded:
     """An executable that the client has a handle of."""
 
     executable: Executable
+    name: str
     devices: tuple[int, ...]
     results: tuple[LoadedResult, ...]
     donated: frozenset[int]
@@ -42,4 +43,4 @@ def loaded(executable: Executable, devices: tuple[int, ...]) -> Loaded:
         told = shardings.even(devices, result.memory_kind, result.shape, result.shard_shape)
         own = told if result.sharding is None else shardings.by_hlo(result.sharding, devices, result.memory_kind)
         results.append(LoadedResult(dtypes.of_name(result.dtype), result.shape, own, told))
-    return Loaded(executable, devices, tuple(results), frozenset(executable.metadata.donated))
+    return Loaded(executable, executable.metadata.name, devices, tuple(results), frozenset(executable.metadata.donated))

@@ -27,7 +27,8 @@ class Replies:
     def __init__(self, send: Callable[[bytes], None], explain: Callable[[Refused], Refused]) -> None:
         self._send, self.explain = send, explain
         self._response = message("xla.ifrt.proxy.IfrtResponse")
-        self._counted = itertools.count()
+        #: The number of the next response that the client counts.
+        self.next_count = itertools.count().__next__
         self._lock = threading.Lock()
         self._empty: dict[str, Any] = {}  # responses without a body, by the request's name: they are used again
         #: Numbers of contexts to which nothing refers any more. The next response tells the client.
@@ -51,7 +52,7 @@ class Replies:
             if not is_counted:
                 metadata.ClearField("seq_num")
             else:
-                metadata.seq_num = next(self._counted)
+                metadata.seq_num = self.next_count()
                 if self.dropped:
                     self._empty.pop(name, None)
                 while self.dropped:

@@ -32,6 +32,7 @@ from pathways.proxy.limits import Limits
 from pathways.proxy.memory_report import object_store_dump
 from pathways.proxy.replies import Replies
 from pathways.proxy.state import State
+from pathways.proxy.usual_requests import UsualRequests
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Session:
         self.is_paused = False  # no request is handled for now; any thread may say so
         self._state = State(number, devices, limits, post)
         self._replies = Replies(send, self._explain)
+        self._usual = UsualRequests(self._state.arrays, self._state.executables, self._replies)
         self._ended = ended
         self._request = message("xla.ifrt.proxy.IfrtRequest")
         self._waiting: collections.deque[Call] = collections.deque()
@@ -66,6 +68,12 @@ class Session:
     def buffers(self) -> HostBuffers:
         """The client's host buffers. Any thread may use them."""
         return self._state.buffers
+
+    def answer(self, request: bytes) -> bytes | None:
+        """The response to the next request, if it can be handled whole and at once; else `receive` takes it."""
+        if self._waiting or self.is_paused:
+            return None
+        return self._usual.handle(request)
 
     def receive(self, request: bytes) -> None:
         """Takes the next request. Raises `Refused` when it is none: then the session is to be ended."""

@@ -71,6 +71,12 @@ class KeptPrograms:
         self._programs: collections.OrderedDict[Any, ShardProgram] = collections.OrderedDict()
         self._last: tuple[Any, ShardProgram] | None = None  # what ran last: a loop asks for it again
 
+    @property
+    def last(self) -> ShardProgram:
+        """What ran last; something has run."""
+        assert self._last is not None
+        return self._last[1]
+
     def run(self, key: Any, build: Callable[[], ShardProgram], arguments: list[Any]) -> Any:
         """Runs the program of this key, see `ShardProgram.__call__`; `build` makes it when it is not here. When devices
         were drained, what was bound to them is made anew.

@@ -24,6 +24,8 @@ from pathways import errors
 from pathways.compiler.ir import Tiling
 from pathways.proxy.array_making import part_of
 from pathways.proxy.behind import (
+    AllShards,
+    Buffer,
     DeviceInfo,
     ExecutableMetadata,
     Machine,
@@ -218,6 +220,7 @@ class LocalExecutable:
 
     def __init__(self, owner: LocalDevices, module: bytes, options: bytes, devices: tuple[int, ...]) -> None:
         self.owner, self.devices = owner, devices
+        self.ran: list[Any] = []
         device_list = _jax.DeviceList(tuple(owner.by_id[device] for device in devices))
         parsed = _jax.CompileOptions.ParseFromString(options)
         name, types = results_of(module)
@@ -227,6 +230,7 @@ class LocalExecutable:
 
     def execute(self, arguments: Sequence[Sequence[Shard]], kept: Collection[int]) -> list[LocalBuffer]:
         self.owner.calls.append("execute")
+        self.ran = [(shards[0].buffer.shape, shards[0].buffer.dtype) for shards in arguments]
         arrays = []
         for number, shards in enumerate(arguments):
             parts = [shard.buffer.arrays[shard.number] for shard in shards]  # type: ignore[attr-defined]
@@ -238,6 +242,11 @@ class LocalExecutable:
             LocalBuffer(self.owner, parts, self.devices, result.memory_kind, result.dtype == "token")
             for parts, result in zip(outcome, self.metadata.results, strict=True)
         ]
+
+    def run_again(self, arguments: Sequence[Buffer]) -> list[LocalBuffer] | None:
+        if [(each.shape, each.dtype) for each in arguments] != self.ran:
+            return None
+        return self.execute([AllShards(each) for each in arguments], ())
 
     def _joined(self, parts: list[Any]) -> Any:
         if len(parts) == 1:

@@ -241,7 +241,7 @@ def test_a_flood_of_refusals_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
     import logging
 
     now = [0.0]
-    log = RefusalLog(logging.getLogger("pathways.test"), lambda: now[0])
+    log = RefusalLog(logging.getLogger("pathways.trust.test"), lambda: now[0])
     for n in range(1000):
         log.add("refused %d", n)
     assert log.count == 1000 and lines(caplog) == [f"refused {n}" for n in range(20)]
