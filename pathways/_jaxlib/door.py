@@ -119,6 +119,7 @@ from pathways._jaxlib.proxy_platform import backend_target, use_proxy
 from pathways._jaxlib.raw_modules import (
     Form,
     bitcast_module,
+    by_default_layouts,
     compile_raw,
     form_of,
     raw_call,

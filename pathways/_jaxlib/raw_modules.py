@@ -32,6 +32,8 @@ from pathways._jaxlib.mlir_modules import (
 #: In the first line of a module's text: what outputs take the memory of which inputs.
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, [a-z_]+=|\s*$)")
 _ALIASED = re.compile(r"\((\d+), \{")
+#: The attribute of a parameter or a result of a module that says how it lies in memory.
+_LAYOUT = "mhlo.layout_mode"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +86,7 @@ def signature_of(module: bytes) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
         ValueError: it cannot be read, or takes or gives what is no array.
     """
     with mlir_context():
-        try:
-            parsed = parse_portable(module)
-        except Exception:  # not portable: text, or plain bytecode
-            try:
-                parsed = parse(module)
-            except Exception as error:
-                raise ValueError(f"a module that cannot be read: {error}") from None
+        parsed = _read(module)
         name = (
             ir.StringAttr(parsed.operation.attributes["sym_name"]).value
             if "sym_name" in parsed.operation.attributes
@@ -102,6 +98,44 @@ def signature_of(module: bytes) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
         except (ValueError, KeyError) as error:
             raise ValueError(f"module {name!r} takes or gives what is no array: {error}") from None
     return name, parameters, results
+
+
+def _read(module: bytes) -> ir.Module:
+    try:
+        return parse_portable(module)
+    except Exception:  # not portable: text, or plain bytecode
+        try:
+            return parse(module)
+        except Exception as error:
+            raise ValueError(f"a module that cannot be read: {error}") from None
+
+
+def by_default_layouts(module: bytes) -> tuple[bytes, tuple[str, ...], tuple[str, ...]]:
+    """A module whose arrays lie in memory as their devices have them by default; and XLA's text of the layout that each
+    parameter and each result had in `module`, "" for one that had none.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    if _LAYOUT.encode() not in module:
+        return module, (), ()
+    with mlir_context():
+        parsed = _read(module)
+        main = main_function(parsed)
+        parameters, results = (_take_layouts(main, name) for name in ("arg_attrs", "res_attrs"))
+        return portable_bytecode(parsed), parameters, results
+
+
+def _take_layouts(main: Any, name: str) -> tuple[str, ...]:
+    if name not in main.attributes:
+        return ()
+    found, kept = [], []
+    for each in map(ir.DictAttr, ir.ArrayAttr(main.attributes[name])):
+        mode = ir.StringAttr(each[_LAYOUT]).value if _LAYOUT in each else ""
+        found.append(mode if mode.startswith("{") else "")  # else "default", or "auto": as the compiler likes
+        kept.append(ir.DictAttr.get({own.name: own.attr for own in each if own.name != _LAYOUT}))
+    main.attributes[name] = ir.ArrayAttr.get(kept)
+    return tuple(found)
 
 
 def bitcast_module(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pathways.compiler.ir import Tiling
-from pathways.proxy import dtypes, host_arrays, layouts, shardings
+from pathways.proxy import dtypes, host_arrays, shardings
 from pathways.proxy.arrays import Array, StringBuffer, of_buffer
 from pathways.proxy.behind import Buffer
 from pathways.proxy.calls import Call, Kind, many
@@ -27,8 +27,6 @@ def make_from_host_buffer(state: State, call: Call) -> Fill:
     data = state.buffers.take(body.host_buffer_handle)
     dtype, shape = dtypes.of_kind(body.dtype.kind), host_arrays.shape_of(body.shape)
     sharding = known_sharding(state, body.sharding)
-    if body.HasField("layout"):
-        layouts.check_default(body.layout, len(shape))
     values = _values(data, dtype, shape, host_arrays.strides_of(body))
     if dtype.is_string or len(sharding.devices) == 1:
         shards: list[Values] = [values] * len(sharding.devices)

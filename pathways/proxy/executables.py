@@ -85,16 +85,18 @@ def fetch_result(state: State, call: Call) -> Outcome:
 
 def metadata(state: State, call: Call) -> Fill:
     """What the client's JAX asks of a new executable."""
-    found = state.executables.find(call.body.loaded_executable_handle).metadata
+    program = state.executables.find(call.body.loaded_executable_handle)
+    found = program.metadata
 
     def fill(response: Any) -> None:
         _fill_shardings([parameter.sharding for parameter in found.parameters], response, "parameter_shardings")
         _fill_shardings([result.sharding for result in found.results], response, "output_shardings")
-        for things, field in ((found.parameters, "parameter_layouts_list"), (found.results, "output_layouts_list")):
-            made = getattr(response, field)
+        for made, texts in zip(
+            (response.parameter_layouts_list, response.output_layouts_list), program.layouts, strict=True
+        ):
             made.SetInParent()
-            for thing in things:
-                layouts.fill(thing.layout, made.layouts.add())
+            for text in texts:
+                layouts.fill(text, made.layouts.add())
         response.output_memory_kinds.memory_kind_lists.add(memory_kinds=[one.memory_kind for one in found.results])
         response.donated_input_indices.SetInParent()
         response.donated_input_indices.donated_input_indices.extend(sorted(found.donated))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from pathways.proxy import dtypes, shardings
-from pathways.proxy.behind import Executable, ExecutableMetadata
+from pathways.proxy.behind import Executable, ExecutableMetadata, Parameter, Result
 from pathways.proxy.dtypes import DType
 from pathways.proxy.shardings import Sharding
 
@@ -22,13 +23,16 @@ class LoadedResult:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loaded:
-    """An executable that the client has a handle of."""
+    """An executable that the client has a handle of. `layouts`: of its parameters and of its results, as the client
+    knows them.
+    """
 
     executable: Executable
     name: str
     devices: tuple[int, ...]
     results: tuple[LoadedResult, ...]
     donated: frozenset[int]
+    layouts: tuple[list[str], list[str]]
 
     @property
     def metadata(self) -> ExecutableMetadata:
@@ -36,11 +40,23 @@ class Loaded:
         return self.executable.metadata
 
 
-def loaded(executable: Executable, devices: tuple[int, ...]) -> Loaded:
-    """What there is to keep of a new executable for `devices`."""
-    results = []
-    for result in executable.metadata.results:
+def loaded(
+    executable: Executable,
+    devices: tuple[int, ...],
+    parameter_layouts: Sequence[str] = (),
+    result_layouts: Sequence[str] = (),
+) -> Loaded:
+    """What there is to keep of a new executable for `devices`. The layouts are those that the client asked for; each
+    may be empty.
+    """
+    metadata, results = executable.metadata, []
+    for result in metadata.results:
         told = shardings.even(devices, result.memory_kind, result.shape, result.shard_shape)
         own = told if result.sharding is None else shardings.by_hlo(result.sharding, devices, result.memory_kind)
         results.append(LoadedResult(dtypes.of_name(result.dtype), result.shape, own, told))
-    return Loaded(executable, executable.metadata.name, devices, tuple(results), frozenset(executable.metadata.donated))
+    layouts = _layouts(metadata.parameters, parameter_layouts), _layouts(metadata.results, result_layouts)
+    return Loaded(executable, metadata.name, devices, tuple(results), frozenset(metadata.donated), layouts)
+
+
+def _layouts(made: Sequence[Parameter | Result], asked: Sequence[str]) -> list[str]:
+    return [layout or each.layout for each, layout in zip(made, asked or [""] * len(made), strict=True)]

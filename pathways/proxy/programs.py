@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from pathways import _jaxlib
 from pathways._jaxlib.proxy_messages import message
 from pathways.proxy.array_making import check_devices
 from pathways.proxy.behind import Executable
@@ -41,17 +42,23 @@ def compile_program(state: State, call: Call) -> Outcome:
 
 
 def compile_stablehlo(state: State, call: Call) -> None:
-    """A module of StableHLO with XLA's options, which have the devices."""
+    """A module of StableHLO with XLA's options, which have the devices.
+
+    PROXY-6: layouts are the client's own record. Arrays lie in memory as their devices have them by default, because
+    what moves and reads them takes their bytes as those of rows; the client is told what it has asked for.
+    """
     body = call.body
     if body.compile_options.type_name != f"{PREFIX}XlaCompileOptions":
         raise Refused(Code.INVALID_ARGUMENT, f"options of the type {body.compile_options.type_name[:MAX_NAME]!r}")
     options, devices = options_of(body.compile_options.data)
     check_devices(state, devices)
 
-    def compiled(outcome: Executable | BaseException) -> None:
-        state.post(lambda: _compiled(state, call, outcome, devices))
+    module, *asked = _jaxlib.by_default_layouts(body.program.data)
 
-    state.devices.compile(body.program.data, options, devices, compiled)
+    def compiled(outcome: Executable | BaseException) -> None:
+        state.post(lambda: _compiled(state, call, outcome, devices, *asked))
+
+    state.devices.compile(module, options, devices, compiled)
 
 
 def compile_ifrt_ir(state: State, call: Call) -> None:
@@ -108,12 +115,14 @@ def options_of(data: bytes) -> tuple[bytes, tuple[int, ...]]:
     return options, devices
 
 
-def _compiled(state: State, call: Call, outcome: Executable | BaseException, devices: tuple[int, ...]) -> None:
+def _compiled(
+    state: State, call: Call, outcome: Executable | BaseException, devices: tuple[int, ...], *asked: tuple[str, ...]
+) -> None:
     """The executable is there, or its error. In the session's thread."""
     try:
         if isinstance(outcome, BaseException):
             raise outcome
-        program = loaded(outcome, devices)
+        program = loaded(outcome, devices, *asked)
         (handle,) = state.executables.add([], [program])
     except Exception as error:
         call.fail(error)

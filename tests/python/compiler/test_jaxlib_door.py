@@ -348,3 +348,22 @@ def test_what_is_compiled_goes_into_a_store_and_comes_from_there() -> None:
     """
     ran = python(script)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_layouts_are_taken_out_of_a_module() -> None:
+    """PROXY-6: what a client asks of the memory of arrays is told apart from what they are."""
+    text = (
+        'module @m { func.func public @main(%a: tensor<2x3xf32> {mhlo.layout_mode = "{0,1}"}, %b: tensor<f32>) -> '
+        '(tensor<2x3xf32> {mhlo.layout_mode = "auto", jax.result_info = "r"}) { return %a : tensor<2x3xf32> } }'
+    )
+    with mlir_modules.mlir_context():
+        module = mlir_modules.portable_bytecode(mlir_modules.parse(text))
+        plain = mlir_modules.portable_bytecode(mlir_modules.parse(re.sub(r'mhlo.layout_mode = "\S*",?', "", text)))
+    made, parameters, results = _jaxlib.by_default_layouts(module)
+    assert (parameters, results) == (("{0,1}", ""), ("",))
+    with mlir_modules.mlir_context():
+        assert "layout" not in str(mlir_modules.parse_portable(made))
+        assert "jax.result_info" in str(mlir_modules.parse_portable(made))
+    assert _jaxlib.by_default_layouts(plain) == (plain, (), ())
+    with pytest.raises(ValueError, match="cannot be read"):
+        _jaxlib.by_default_layouts(b"mhlo.layout_mode")

@@ -1,5 +1,5 @@
-"""`pathways proxy` on a cluster: unmodified JAX computes what plain JAX computes, is a client like others, and leaves
-nothing behind (OWN-1)."""
+"""`pathways proxy` on a cluster: unmodified JAX computes what plain JAX computes, with the layouts that it names, too
+(PROXY-6); it is a client like others, and leaves nothing behind (OWN-1)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from pathways.proxy.waiter import Waiter
 PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 found = {}
@@ -55,6 +56,11 @@ used = jax.jit(lambda v: jax.device_put(v, jax.memory.Space.Device) + 1)(kept)
 back = jax.device_put(kept, y.sharding) - doubled
 for name, value in (("host", host), ("kept", kept), ("used", used), ("back", back)):
     found[name] = [value.sharding.memory_kind, value.tolist()]
+turned = jax.jit(lambda v: v * 3, out_shardings=Format(Layout((1, 0)), y.sharding))
+for name, value in (("first", turned(y)), ("later", turned(y))):
+    moved = jax.device_put(value, NamedSharding(mesh, P("b"))).tolist()
+    used = jax.jit(lambda v: v + 1)(value).tolist()
+    found[name] = [value.tolist(), str(value.format.layout), moved, used]
 print(json.dumps(found))
 """
 

@@ -146,15 +146,6 @@ def test_layouts() -> None:
     assert list(made.minor_to_major) == [1, 0]
     assert [list(tile.dimensions) for tile in made.tiles] == [[8, 128], [2, 1]]
     assert (made.element_size_in_bits, made.memory_space) == (4, 5)
-    layout = message("xla.ifrt.LayoutProto")()
-    layouts.check_default(layout, 2)
-    compact = message("xla.ifrt.CompactLayoutProto")
-    layout.serialized_layout.type_name = "xla::ifrt::CompactLayout"
-    layout.serialized_layout.data = compact(major_to_minor=[0, 1]).SerializeToString()
-    layouts.check_default(layout, 2)
-    layout.serialized_layout.data = compact(major_to_minor=[1, 0]).SerializeToString()
-    with pytest.raises(Refused, match="put it without a layout"):
-        layouts.check_default(layout, 2)
 
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.permutations(range(4)), st.sampled_from(["float32", "int4", "bool"]))
