@@ -104,7 +104,10 @@ class ClusterDevices:
             else:
                 then(value)
 
-        self._threads.submit(read)
+        if array.is_inline:  # its value comes with its completion
+            self._waiter.add([array], lambda error: read() if error is None else then(error))
+        else:
+            self._threads.submit(read)
 
     def _shown(self, piece: ArrayShard) -> Any:
         """A shard as an array of one device."""
@@ -210,6 +213,10 @@ class ClusterDevices:
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """See `Devices`."""
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
+
+    def settle(self, descriptor: int) -> None:
+        """See `Devices`."""
+        self._waiter.settle(descriptor)
 
     def close(self) -> None:
         """See `Devices`."""
