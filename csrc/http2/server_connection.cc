@@ -260,6 +260,7 @@ bool ServerConnection::take_window(std::span<const std::byte> payload) {
 
 void ServerConnection::take_data(std::span<const std::byte> data) {
   Call* call = find(frame_.call);
+  if (call != nullptr && call->trailers) return;  // it has its answer
   while (call != nullptr && !data.empty()) {
     if (!take_message(frame_.call, *call)) return;
     const size_t taken =
@@ -280,11 +281,11 @@ bool ServerConnection::take_message(uint32_t number, Call& call) {
   if (!call.message_bytes && call.prefix.size() == kPrefixBytes) {
     const size_t bytes = number_of(std::span(call.prefix).subspan(1));
     if (call.prefix[0] != 0) {
-      finish(number, kUnimplemented, "compressed messages are not read here");
+      refuse(number, kUnimplemented, "compressed messages are not read here");
       return false;
     }
     if (bytes > limits_.message_bytes) {
-      finish(number, kResourceExhausted,
+      refuse(number, kResourceExhausted,
              "a message of " + std::to_string(bytes) + " bytes; the most is " + std::to_string(limits_.message_bytes));
       return false;
     }
@@ -309,6 +310,12 @@ void ServerConnection::end_of_data() {
   } else if (!call->is_held && call->may_receive < kWindow / 2) {
     give_window(frame_.call, *call);
   }
+}
+
+/// Ends a call because of what has come; whoever answers is told.
+void ServerConnection::refuse(uint32_t number, uint32_t code, std::string_view why) {
+  finish(number, code, why);
+  emit(Event::Kind::kReset, number);
 }
 
 void ServerConnection::end_of_call(uint32_t number, Call& call) {

@@ -42,7 +42,7 @@ struct Event {
     kCall,     ///< a call begins, with `fields`
     kMessage,  ///< a whole message of it
     kEnd,      ///< it sends no more
-    kReset,    ///< it is over: the peer has given it up, or the connection has ended
+    kReset,    ///< it is over: the peer has given it up, what came is refused, or the connection has ended
     kRoom,     ///< at most half of `room_bytes` are left unwritten, after there were more than `room_bytes`
   };
   Kind kind;
@@ -112,6 +112,7 @@ class ServerConnection {
   void take_data(std::span<const std::byte> data);
   void end_of_data();
   bool take_message(uint32_t number, Call& call);
+  void refuse(uint32_t number, uint32_t code, std::string_view why);
   void end_of_call(uint32_t number, Call& call);
   void give_window(uint32_t number, Call& call);
   void wait_for_window(uint32_t number, Call& call);

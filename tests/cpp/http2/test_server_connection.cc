@@ -138,7 +138,7 @@ TEST(Http2, WhatACallMayNotSendEndsTheCall) {
   ASSERT_TRUE(feed(connection, frame(0, 0, 1, prefixed(std::string(101, 'x')))));
   ASSERT_TRUE(feed(connection, frame(0, 0, 3, std::string(1, '\1') + big_endian(4, 4) + "gzip")));
   ASSERT_TRUE(feed(connection, frame(0, 0, 5, prefixed("right"))));
-  EXPECT_EQ(told(connection), "call1 call3 call5 message5=right ");
+  EXPECT_EQ(told(connection), "call1 call3 call5 reset1 reset3 message5=right ");
   http2::HeaderDecoder decoder(1 << 16);
   std::string codes;
   for (const auto& each : test::take_frames(connection)) {
