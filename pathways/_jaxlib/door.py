@@ -123,6 +123,7 @@ from pathways._jaxlib.raw_modules import (
     compile_raw,
     form_of,
     raw_call,
+    refuse_calls_of_python,
     shown,
     signature_of,
     tiled_sharding,

@@ -22,6 +22,7 @@ from jaxlib.mlir import ir
 from pathways._jaxlib.mlir_modules import (
     main_function,
     mlir_context,
+    operations,
     parse,
     parse_portable,
     portable_bytecode,
@@ -32,6 +33,8 @@ from pathways._jaxlib.mlir_modules import (
 #: In the first line of a module's text: what outputs take the memory of which inputs.
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, [a-z_]+=|\s*$)")
 _ALIASED = re.compile(r"\((\d+), \{")
+#: Custom calls that have numbers or addresses of Python objects; and how bytecode begins.
+_CALLS_PYTHON, _BYTECODE = re.compile(rb"InspectSharding|CustomSPMDPartitioning|xla_\w*callback"), b"ML\xefR"
 #: The attribute of a parameter or a result of a module that says how it lies in memory.
 _LAYOUT = "mhlo.layout_mode"
 
@@ -55,7 +58,9 @@ def compile_raw(module: bytes, options: bytes, devices: Sequence[jax.Device]) ->
 
     Raises:
         RuntimeError, ValueError: XLA refused it.
+        NotImplementedError: see `refuse_calls_of_python`.
     """
+    refuse_calls_of_python(module)
     parsed = xla.CompileOptions.ParseFromString(options)
     count = parsed.num_replicas * parsed.num_partitions
     if count != len(devices):
@@ -108,6 +113,28 @@ def _read(module: bytes) -> ir.Module:
             return parse(module)
         except Exception as error:
             raise ValueError(f"a module that cannot be read: {error}") from None
+
+
+def refuse_calls_of_python(module: bytes) -> None:
+    """Refuses a module whose custom calls name Python objects by numbers or addresses: XLA would look for them in the
+    process that compiles or runs it, which is not the one that has them (TRUST-1).
+
+    Raises:
+        NotImplementedError: it has such a call.
+        ValueError: it cannot be read.
+    """
+    if module.startswith(_BYTECODE) and not _CALLS_PYTHON.search(module):
+        return  # bytecode has names as they are; text may have them otherwise
+    with mlir_context():
+        for op in operations(_read(module).body):
+            if op.operation.name != "stablehlo.custom_call":
+                continue
+            target = ir.StringAttr(op.attributes["call_target_name"]).value
+            if _CALLS_PYTHON.search(target.encode()):
+                raise NotImplementedError(
+                    f"a program that calls a Python function as it is compiled or runs ({target}; custom_partitioning, "
+                    "inspect_array_sharding, callbacks) cannot run in another process, which does not have the function"
+                )
 
 
 def by_default_layouts(module: bytes) -> tuple[bytes, tuple[str, ...], tuple[str, ...]]:

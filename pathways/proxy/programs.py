@@ -53,6 +53,7 @@ def compile_stablehlo(state: State, call: Call) -> None:
     options, devices = options_of(body.compile_options.data)
     check_devices(state, devices)
 
+    _jaxlib.refuse_calls_of_python(body.program.data)
     module, *asked = _jaxlib.by_default_layouts(body.program.data)
 
     def compiled(outcome: Executable | BaseException) -> None:

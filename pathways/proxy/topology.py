@@ -13,6 +13,8 @@ from pathways.proxy.replies import Fill
 from pathways.proxy.state import State
 
 RUNTIME = "pathways"
+#: What JAX asks a backend for. Without the first one, `jax.export` fails.
+CLIENT_ATTRIBUTES = {"serialize_with_sdy": True, "supports_executable_serialization": False}
 
 
 def init(state: State, call: Call) -> Fill:
@@ -25,7 +27,7 @@ def init(state: State, call: Call) -> Fill:
         response.session_id = state.number
         response.platform_name, response.platform_version = machine.platform, machine.platform_version
         response.runtime_type = RUNTIME
-        response.client_attributes.SetInParent()
+        fill_attributes(CLIENT_ATTRIBUTES, response.client_attributes)
         for place, device in enumerate(machine.devices):
             made = response.all_devices.add(
                 id=device.id,

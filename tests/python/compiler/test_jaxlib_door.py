@@ -367,3 +367,22 @@ def test_layouts_are_taken_out_of_a_module() -> None:
     assert _jaxlib.by_default_layouts(plain) == (plain, (), ())
     with pytest.raises(ValueError, match="cannot be read"):
         _jaxlib.by_default_layouts(b"mhlo.layout_mode")
+
+
+def test_modules_that_call_python_are_refused() -> None:
+    """TRUST-1: the addresses in such a call are those of another process. XLA would use them."""
+    call = 'stablehlo.custom_call @"{}"() {{has_side_effect = true}} : () -> ()'
+    text = f"module @m {{{{ func.func public @main() {{{{ {call} return }}}} }}}}"
+
+    def module(target: str) -> bytes:
+        with mlir_modules.mlir_context():
+            return mlir_modules.portable_bytecode(mlir_modules.parse(text.format(target)))
+
+    for target in ("InspectSharding", "CustomSPMDPartitioning", "xla_ffi_python_cpu_callback"):
+        escaped = text.format(f"\\{ord(target[0]):x}{target[1:]}")
+        for each in (module(target), text.format(target).encode(), escaped.encode()):
+            with pytest.raises(NotImplementedError, match=f"calls a Python function .*{target}"):
+                _jaxlib.refuse_calls_of_python(each)
+            with pytest.raises(NotImplementedError, match=target):
+                _jaxlib.compile_raw(each, b"", jax.devices()[:1])
+    _jaxlib.refuse_calls_of_python(module("lapack_sgeqrf"))

@@ -52,6 +52,14 @@ def test_exhausted_memory_names_the_line_and_the_holders(small: Door) -> None:
             "work = lambda: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), jnp.float32), 1.0)",
             "UNIMPLEMENTED: Unsupported host callback type",  # the stock client's own
         ),
+        (
+            """
+mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+cut = jax.device_put(np.ones(8), NamedSharding(mesh, P("x")))
+work = lambda: jax.jit(lambda v: jax.debug.inspect_array_sharding(v, callback=print))(cut)
+""",
+            "calls a Python function as it is compiled or runs (InspectSharding;",
+        ),
         ("work = lambda: jnp.zeros(3).unsafe_buffer_pointer()", "PjRt-compatible backend only"),
         (
             "work = lambda: jax.jit(lambda v: v, compiler_options={'xla_no_such_option': True})(1.0)",

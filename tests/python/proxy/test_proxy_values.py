@@ -132,6 +132,12 @@ PROGRAMS = {
         results["first"] = np.asarray(first).astype("U9")
         results["moved"] = np.asarray(jax.device_put(first, jax.devices()[3])).astype("U9")
     """,
+    "export": """
+        from jax import export
+        exported = export.export(jax.jit(lambda v: jnp.sin(v) * 2))(jax.ShapeDtypeStruct((4,), jnp.float32))
+        results["called"] = export.deserialize(exported.serialize()).call(jnp.arange(4.0))
+        results["platforms"] = exported.platforms
+    """,
     "memories": on_mesh("""
         kinds = sorted(memory.kind for memory in jax.devices()[0].addressable_memories())
         results["kinds"], results["default"] = kinds, jax.devices()[0].default_memory().kind
