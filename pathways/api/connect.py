@@ -133,17 +133,16 @@ def connect(
         return cluster
 
 
-def connect_apart(address: str, terms: ClientTerms, why_fixed: str = "") -> Cluster:
+def connect_apart(address: str, terms: ClientTerms) -> Cluster:
     """A client of its own of the cluster at an address, whatever else this process is connected to: `connect` does not
-    find it, and nothing takes it as the current one. `why_fixed`: its slices do not move when somebody drains hosts,
-    and whoever does is told so.
+    find it, and nothing takes it as the current one. Its slices do not move when somebody drains hosts, who hears it.
 
     Raises:
         ConnectError, PermissionDeniedError, UnsupportedVersionError: see `connect`.
     """
     from pathways.cluster.connecting import connect_to
 
-    cluster = Cluster(connect_to(address, terms), object(), why_fixed=why_fixed)
+    cluster = Cluster(connect_to(address, terms), object(), is_fixed=True)
     _terms_of[cluster] = terms
     return cluster
 
@@ -200,14 +199,15 @@ os.register_at_fork(after_in_child=_abandon_in_child)
 class Cluster(HostsInUse):
     """A connection to a cluster. Made by `connect`; `close` it, or use it in a `with` statement."""
 
-    def __init__(self, control: Any, target: Any, handle: Any = None, why_fixed: str = "") -> None:
+    def __init__(self, control: Any, target: Any, handle: Any = None, is_fixed: bool = False) -> None:
         jax_interop.install()
         checkpoint.register_when_imported()
         super().__init__(control, target is None)
         self._handle = handle
         self._target = target
         _all.add(self)
-        control.serve_moves(functools.partial(remap.move_as_asked, self, why_fixed))
+        if not is_fixed:
+            control.serve_moves(functools.partial(remap.move_as_asked, self))
 
     # ---- what is there
 

@@ -1,6 +1,7 @@
 """Asks clients to move their slices: only a client can move the arrays of a slice, because it owns their names.
 
-pathways/cluster/slice_moves.py answers. A client has one stream for this, open for as long as it lives.
+pathways/cluster/slice_moves.py answers. A client has one stream for this, open for as long as it lives. One without a
+stream, as each of a proxy, moves nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class SliceMoves:
             PathwaysError: what it says; the slice has not moved.
         """
         if client.moves is None:
-            raise errors.SliceError("its client takes no requests")
+            raise errors.SliceError(
+                "its program keeps the devices that it has chosen; end it, and start it without these"
+            )
         request = self._answers.new_number()
         future = self._answers.expect(client.number, request)
         client.moves.put_nowait(

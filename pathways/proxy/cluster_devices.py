@@ -25,9 +25,6 @@ from pathways.proxy.waiter import Waiter
 _MEMORIES = {"cpu": ("device", "pinned_host", "unpinned_host")}
 #: Threads of a session that compile and read.
 _THREADS = 8
-#: What whoever drains hosts is told. A slice of the door shows shards of another one, so that each must lie where the
-#: client's numbers say.
-_WHY_FIXED = "a JAX program keeps the devices that it has chosen; end it, and start it without these"
 #: Programs that move and show shards, kept.
 _MOST_MOVES = 256
 
@@ -35,11 +32,13 @@ _MOST_MOVES = 256
 def open_session(address: str, client: Client, offered: Mapping[str, Any] | None = None) -> ClusterDevices:
     """The devices of the cluster at an address, for a caller of the door; on which terms says `terms_of`.
 
+    A slice of the door shows shards of another one, so each must lie where the client's numbers say.
+
     Raises:
         ConnectError: nobody listens at the address.
         OptionError: it asks for what makes no sense, or for more than the proxy's or the cluster's operator allows.
     """
-    return ClusterDevices(connect_apart(address, terms_of(client, offered or {}), _WHY_FIXED))
+    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})))
 
 
 class ClusterDevices:

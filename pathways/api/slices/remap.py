@@ -60,14 +60,8 @@ def resize(cluster: Session, slice_: Slice, shape: Sequence[int]) -> None:
             _Move(cluster, slice_, Deadline(None)).run((), sizes)
 
 
-def move_as_asked(cluster: Session, why_fixed: str, slice_id: int, devices: Sequence[int], timeout_s: float) -> None:
-    """Moves a slice because the controller asks for it: somebody drains hosts (`pathways drain`).
-
-    Raises:
-        SliceError: the slices of this client do not move, because of `why_fixed`.
-    """
-    if why_fixed:
-        raise errors.SliceError(why_fixed)
+def move_as_asked(cluster: Session, slice_id: int, devices: Sequence[int], timeout_s: float) -> None:
+    """Moves a slice because the controller asks for it: somebody drains hosts (`pathways drain`)."""
     slice_ = next((each for each in list(cluster.slices) if each.binding.slice_id == slice_id), None)
     if slice_ is not None:
         remap(cluster, slice_, devices, Deadline(timeout_s))
