@@ -229,6 +229,10 @@ class Connection(Served):
             is_stuck = bool(self._kept) and self._stuck_s > patience_s
             beats = self.beats and waiting > 0 and now - self._beat_at >= HEARTBEAT_S
             self._beat_at = now if beats else self._beat_at
+        if is_silent or is_stuck:
+            for each in (self, other):
+                if each is not None:
+                    _reset_when_closed(each.sock)
         if now > self._deadline:
             self.end(self._late)
         elif is_silent:
@@ -376,6 +380,16 @@ def send_again_soon(connection: socket.socket) -> None:
     """
     if connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
+
+
+def _reset_when_closed(connection: socket.socket) -> None:
+    """Has the kernel reset a connection when its socket is closed. An end of the stream is sent only when the other end
+    has taken enough of what was sent before. When only the way back is cut, it would hear of the end when that is
+    mended.
+    """
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):  # it is closed
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _waiting(connection: socket.socket) -> int:

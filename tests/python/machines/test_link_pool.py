@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -27,11 +27,11 @@ __all__ = ["loop"]
 class Pair:
     """A link in a pool, whose other end is the test's."""
 
-    def __init__(self, pool: Links) -> None:
+    def __init__(self, pool: Links, connected: Callable[[], tuple[Any, Any]] = socket.socketpair) -> None:
         self.reasons: list[str] = []
         self.hub = _native.LinkHub()
         self.link: Any = self.hub.open_link(True, pool.native)
-        (sending, self.hears), (self.says, receiving) = socket.socketpair(), socket.socketpair()
+        (sending, self.hears), (self.says, receiving) = connected(), connected()
         self.connections = [sending, self.hears, self.says, receiving]
         self.member = pool.add(self.link, sending, receiving, self.reasons.append)
 
@@ -174,6 +174,37 @@ def test_who_never_reads_and_who_says_nothing_break(pool: Links, monkeypatch: py
     finally:
         for pair in (stuck, silent, well):
             pair.close()
+
+
+def over_tcp() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection that holds little."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        one = socket.create_connection(listener.getsockname())
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        return one, listener.accept()[0]
+
+
+def test_the_end_of_a_silent_link_waits_for_nothing_that_was_sent(pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the other end would hear of it only when it has taken that, which may be never."""
+    monkeypatch.setattr(links, "SILENCE_S", 1.0)
+    pair = Pair(pool, over_tcp)
+    try:
+        pings = threading.Thread(target=pair.says.sendall, args=(ping() * 10_000,), daemon=True)
+        pings.start()
+        wait_for(lambda: pair.member.sending.kept_bytes > 0)
+        pings.join(DEADLINE_S)
+        wait_for(lambda: pair.reasons)
+        assert pair.reasons == ["nothing was heard of it for 1 s"]
+        for connection in (pair.connections[0], pair.connections[3]):
+            connection.close()
+        with pytest.raises(ConnectionResetError):
+            while pair.hears.recv(1 << 16):
+                pass
+    finally:
+        pair.close()
 
 
 def test_slow_is_not_silent(pool: Links, monkeypatch: pytest.MonkeyPatch) -> None:
