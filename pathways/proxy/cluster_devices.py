@@ -200,6 +200,11 @@ class ClusterDevices:
 
         def work() -> None:
             try:
+                if len(islands := self._islands_of(devices)) > 1:
+                    raise errors.SliceError(
+                        f"a program runs on the devices of one island, and these are of the islands {sorted(islands)}. "
+                        "Take those of one, as [d for d in jax.devices() if d.slice_index == 0]"
+                    )
                 name, parameters, results = _jaxlib.signature_of(module)
                 described = Module(name, module, options, devices, parameters, results)
                 made: Executable | BaseException = ClusterExecutable(self._places, self._waiter, described)
@@ -225,6 +230,8 @@ class ClusterDevices:
 
     def _is_one_place(self, devices: DeviceList) -> bool:
         """Whether these devices are distinct ones of one island, so that one array may lie there."""
+        return len(self._islands_of(devices)) == 1 and len(set(devices)) == len(devices)
+
+    def _islands_of(self, devices: DeviceList) -> set[int]:
         topology = self._session.control().topology
-        islands = {topology.island_of(device // topology.devices_per_host) for device in devices}
-        return len(islands) == 1 and len(set(devices)) == len(devices)
+        return {topology.island_of(device // topology.devices_per_host) for device in devices}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
+from pathways import errors
 from pathways.compiler.ir import Tiling
 from pathways.proxy.behind import Buffer, Executable, Shard
 from pathways.proxy.cluster_devices import ClusterDevices, open_session
@@ -138,3 +139,8 @@ def test_reshards(devices: ClusterDevices) -> None:
     made = devices.reshard(shards, rows, (4, 5, 6, 7), Tiling((2, 2), (3, 1, 2, 0)), (6, 4), "device")
     quarters = [whole[at : at + 3, to : to + 2].tolist() for at in (0, 3) for to in (0, 2)]
     assert [value.tolist() for value in values_of(devices, made)] == [quarters[at] for at in (3, 1, 2, 0)]
+
+
+def test_a_program_runs_on_one_island(devices: ClusterDevices) -> None:
+    with pytest.raises(errors.SliceError, match=r"of the islands \[0, 1\]\. .*slice_index == 0"):
+        told(lambda then: devices.compile(b"", b"", (0, 4), then))
