@@ -125,6 +125,7 @@ class ClusterExecutable:
             arrays += parts
         made = self._run(tuple(forms), tuple(given), arrays)
         if made is _core.Refusal.SHARED:  # another view, or a reader, has some of it: the run gets a copy
+            given.clear()
             made = self._run(tuple(forms), (), arrays)
         if isinstance(made, _core.Refusal):
             raise RuntimeError(f"the cluster does not take this call: {made.value}")

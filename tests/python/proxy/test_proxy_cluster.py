@@ -11,14 +11,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from control_clusters import eventually
 from stock_clients import environment, serving
 
 import pathways as pw
+from pathways import _core
 from pathways.cli import main
 from pathways.cluster.operator import look
+from pathways.compiler.ir import Tiling
+from pathways.proxy.behind import AllShards
+from pathways.proxy.cluster_buffers import form_of_kind, whole
+from pathways.proxy.cluster_executables import ClusterExecutable
+from pathways.proxy.cluster_kinds import Kind
 from pathways.proxy.waiter import Waiter
 
 PROGRAM = """
@@ -143,6 +150,27 @@ def test_who_waits_is_told_when_the_cluster_ends() -> None:
     eventually(lambda: len(told) == 2, "both are told")
     assert all(isinstance(each, pw.errors.ControllerLostError) for each in told)
     waiter.close()
+
+
+def test_a_run_that_could_not_take_its_argument_is_no_example() -> None:
+    """The next one tries again, instead of making a copy from then on."""
+    kind = Kind((4,), np.dtype("float32"), (0,), Tiling((1,), (0,)))
+    form, asked, shared = form_of_kind(kind), [], [True, False]
+    executable = ClusterExecutable.__new__(ClusterExecutable)
+    executable._donated, executable._forms, executable._usual = frozenset({0}), [], None
+    executable._programs = SimpleNamespace(last="the program")  # type: ignore[assignment]
+    executable._waiter = None  # type: ignore[assignment]
+
+    def run(forms: Any, given: tuple[int, ...], arrays: Any) -> Any:
+        asked.append(given)
+        return _core.Refusal.SHARED if given and shared.pop(0) else []
+
+    executable._run = run  # type: ignore[method-assign]
+    for example in (None, ((form,), "the program")):
+        buffer = whole(SimpleNamespace(delete=lambda: None), form, None)  # type: ignore[arg-type]
+        executable.execute([AllShards(buffer)], ())
+        assert executable._usual == example
+    assert asked == [(0,), (), (0,)]
 
 
 def test_where_it_listens() -> None:
