@@ -114,7 +114,8 @@ class Client:
         for number, (takes, results, donated) in enumerate(((1, 1, ()), (2, 3, (0,)), (1, 2, (0,)), (0, 1, ())), 1):
             program = Program(self.log, f"p{number}", takes, results, donated)
             kinds = tuple(LoadedResult(F32, (4,), sharding, sharding) for _ in program.results)
-            loaded = Loaded(program, program.name, DEVICES, kinds, frozenset(donated))  # type: ignore[arg-type]
+            layouts = [""] * takes, [""] * results
+            loaded = Loaded(program, program.name, DEVICES, kinds, frozenset(donated), layouts)  # type: ignore[arg-type]
             state.executables.add([100 + number], [loaded])
 
     def gets(self, handles: list[int], size: int = 4) -> None:
