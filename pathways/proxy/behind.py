@@ -150,9 +150,9 @@ class Executable(Protocol):
         """
 
     def run_again(self, arguments: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """Starts it as it was started before: by all shards of `arguments[i]`, which it may take, and without looking
-        whether it can. None, or an error: it can not by these arguments, and nothing was done; `execute` can, or says
-        what is wrong.
+        """Starts it as it was started before, with all shards of `arguments[i]`, of which it may take those of donated
+        parameters. None, or an error: it does not start with these arguments, and nothing was done. Then `execute`
+        starts it, or says what is wrong.
         """
 
 

@@ -207,10 +207,12 @@ class ClusterDevices:
                     )
                 name, parameters, results = _jaxlib.signature_of(module)
                 described = Module(name, module, options, devices, parameters, results)
-                made: Executable | BaseException = ClusterExecutable(self._places, self._waiter, described)
+                made = ClusterExecutable(self._places, self._waiter, described)
             except BaseException as error:
-                made = error
-            then(made)
+                # Not by a name that stays: this frame and its error would be a circle, and keep the program.
+                then(error)
+            else:
+                then(made)
 
         self._threads.submit(work)
 

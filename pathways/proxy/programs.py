@@ -120,9 +120,10 @@ def _compiled(
     state: State, call: Call, outcome: Executable | BaseException, devices: tuple[int, ...], *asked: tuple[str, ...]
 ) -> None:
     """The executable is there, or its error. In the session's thread."""
+    if isinstance(outcome, BaseException):
+        call.fail(outcome)
+        return
     try:
-        if isinstance(outcome, BaseException):
-            raise outcome
         program = loaded(outcome, devices, *asked)
         (handle,) = state.executables.add([], [program])
     except Exception as error:

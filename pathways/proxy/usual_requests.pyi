@@ -1,3 +1,5 @@
+"""Types of `usual_requests.pyx`, where every name is described."""
+
 from pathways.proxy.arrays import Array
 from pathways.proxy.handles import HandleTable
 from pathways.proxy.loaded import Loaded

@@ -23,7 +23,6 @@ _LOOK_S = 0.002
 #: Who waited for an island that was down so long ago has failed: it may be back, but not with what was started before.
 _LOSS_AGE_S = 0.1
 
-
 #: So long the session's thread itself waits, and polls.
 _BRIEF_S = 300e-6
 
@@ -40,7 +39,7 @@ class Waiter:
         self._asker = 0  # that thread
         self._wake = threading.Semaphore(0)
         self._is_closed = False
-        self._end: errors.PathwaysError = errors.ClusterClosedError("the session is over")
+        self._end: errors.PathwaysError | None = None  # the cluster's: why nothing becomes ready any more
         self._thread = threading.Thread(target=self._run, name="pathways-door-waiter", daemon=True)
         self._thread.start()
 
@@ -73,6 +72,8 @@ class Waiter:
         self._is_closed = True
         self._wake.release()
         self._thread.join()
+        for _, then in (*self._added, *self._young):
+            then(errors.ClusterClosedError("the session is over"))
 
     def _run(self) -> None:
         waiting: collections.deque[_Wait] = collections.deque()
@@ -87,12 +88,11 @@ class Waiter:
                     waiting.append((arrays, then))
             if waiting:
                 self._wait(waiting[0][0])
-        for _, then in (*waiting, *self._added, *self._young):
-            then(self._end)
+        self._added.extendleft(reversed(waiting))
 
     def _settled(self, arrays: list[Any], then: Done) -> bool:
         """Tells the end of these arrays, if it has come."""
-        failure: BaseException | None = None
+        failure: BaseException | None = self._end
         try:
             while arrays and failure is None:
                 state, loss = self._native.state(arrays[-1]), None
@@ -113,7 +113,7 @@ class Waiter:
         try:
             self._native.wait_raw(arrays[-1].raw_handle, _LOOK_S)
         except errors.PathwaysError as error:  # the cluster has ended
-            self._end, self._is_closed = error, True
+            self._end = error
 
 
 def failure_of(array: Any) -> BaseException:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 import pathways as pw
 from pathways import errors
+from pathways.api.programs.registration import Registration
 from pathways.compiler.ir import Tiling
 from pathways.proxy.behind import Buffer, Executable, Shard
 from pathways.proxy.cluster_devices import ClusterDevices, open_session
@@ -144,3 +148,28 @@ def test_reshards(devices: ClusterDevices) -> None:
 def test_a_program_runs_on_one_island(devices: ClusterDevices) -> None:
     with pytest.raises(errors.SliceError, match=r"of the islands \[0, 1\]\. .*slice_index == 0"):
         told(lambda then: devices.compile(b"", b"", (0, 4), then))
+
+
+def test_a_program_that_does_not_compile_is_forgotten(devices: ClusterDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: a host that is started anew compiles what is known, and may end by it again."""
+    known: weakref.WeakSet[Registration] = weakref.WeakSet()
+
+    class Watched(Registration):
+        def __init__(self, *arguments: Any) -> None:
+            known.add(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("pathways.proxy.shard_programs.Registration", Watched)
+    module, options = b"module @m { func.func public @main() { return } }", xla.CompileOptions()
+    options.env_option_overrides = [("xla_no_such_option", "1")]
+    texts: queue.SimpleQueue[str] = queue.SimpleQueue()
+    gc.disable()
+    try:
+        devices.compile(module, options.SerializeAsString(), (0,), lambda outcome: texts.put(str(outcome)))
+        assert "could not compile" in texts.get(timeout=60)
+        deadline = time.monotonic() + 10
+        while known and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not known
+    finally:
+        gc.enable()

@@ -87,6 +87,39 @@ def test_who_asks_waits_a_short_while_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert len(errors) == 1 and isinstance(errors[0], pw.errors.ClusterClosedError)
 
 
+class EndedSession(Session):
+    """The cluster has ended: a wait says so, and nothing becomes ready."""
+
+    def wait_raw(self, handle: int, timeout: float) -> str:
+        raise pw.errors.ControllerLostError("the controller is gone")
+
+
+def test_each_is_told_once_when_the_cluster_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits then, and who asks afterwards, by whatever thread."""
+    session = EndedSession()
+    session.is_quick = False
+    monkeypatch.setattr(_core, "poll_beside", session.poll_beside)
+    waiter = Waiter(session, SimpleNamespace(loss_of=lambda devices, age_s: None))  # type: ignore[arg-type]
+    told: list[tuple[int, BaseException | None]] = []
+
+    def add(number: int) -> None:
+        waiter.add([array(number)], lambda error: told.append((number, error)))
+
+    for number in range(4):
+        add(number)
+        eventually(lambda: len(told) > number, "the waiter's thread tells it")  # noqa: B023
+    waiter.settle(5)
+    for number in range(4, 8):
+        add(number)
+        waiter.settle(5)
+        eventually(lambda: len(told) > number, "it is told")  # noqa: B023
+    add(8)
+    waiter.close()
+    assert [number for number, _ in told] == list(range(9))
+    assert all(isinstance(error, pw.errors.ControllerLostError) for _, error in told[:8])
+    assert isinstance(told[8][1], pw.errors.ClusterClosedError)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with pw.connect(pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=1)) as made:
