@@ -42,7 +42,6 @@ cdef int64_t _PUMP_NS = 10_000_000  # embedded: how long one call runs what is r
 # What a client's process uses.
 include "_array.pxi"             # Layout, Buffer: an array's kind and its handle
 include "_client.pxi"            # Client: its futures, its commands, its memory
-include "_polling.pxi"           # poll_beside: a wait for a client's future that polls
 include "_call.pxi"              # Call: one compiled signature of a program
 include "_trees.pxi"             # Tree: the nesting of what a call takes and returns
 # What both use.

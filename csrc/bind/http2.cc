@@ -75,8 +75,6 @@ void register_http2(py::module_& m) {
            "idle_s"_a, "silent_s"_a, "answer_s"_a, "Takes the descriptor over.")
       .def("receive", &receive, "Waits, then [(kind, call, fields or message)]; None: the connection is over.")
       .def("wake", &SocketConnection::wake, "`receive` returns. Any thread, as all below.")
-      .def("flush", &SocketConnection::flush_answers, "Writes the answers of the thread that receives.")
-      .def_property_readonly("descriptor", &SocketConnection::descriptor, "Of the socket, for waits of that thread.")
       .def("end", &SocketConnection::end, "Ends the connection; `receive` tells it.")
       .def(
           "respond",

@@ -71,7 +71,7 @@ void SocketConnection::wait() {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_look() - Clock::now());
     patience = static_cast<int>(std::max<int64_t>(left.count(), 0));
   }
-  if (poll(watched, 2, patience) < 0 && errno != EINTR) {
+  if (::poll(watched, 2, patience) < 0 && errno != EINTR) {
     const std::lock_guard lock(mutex_);
     close(std::string("poll: ") + std::strerror(errno));
     return;
@@ -102,21 +102,6 @@ void SocketConnection::wait() {
   look(now);
 }
 
-/// The same as poll(2). A client and this thread that take turns do not sleep in between (sync/doorbell.h).
-int SocketConnection::poll(pollfd* watched, size_t count, int patience) {
-  const auto begin = Clock::now();
-  const SpinPolicy spin = turn_.policy();
-  int ready = 0;
-  for (uint32_t turn = 0; turn < spin.yields && ready == 0; ++turn) {
-    ready = ::poll(watched, count, 0);
-    if (ready != 0 || Clock::now() - begin > std::chrono::nanoseconds(spin.yield_ns)) break;
-    std::this_thread::yield();
-  }
-  if (ready == 0) ready = ::poll(watched, count, patience);
-  turn_.waited(Clock::now() - begin);
-  return ready;
-}
-
 /// Ends it when the peer is silent for too long, and asks before.
 void SocketConnection::look(Clock::time_point now) {
   if (is_ended_ || now < next_look()) return;
@@ -145,11 +130,6 @@ void SocketConnection::wake() {
   const std::lock_guard lock(mutex_);
   is_woken_ = true;
   ring();
-}
-
-void SocketConnection::flush_answers() {
-  const std::lock_guard lock(mutex_);
-  flush();
 }
 
 void SocketConnection::ring() {

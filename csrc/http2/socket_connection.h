@@ -9,8 +9,6 @@
 /// Threading: one thread calls `receive`; any thread may call all else.
 #pragma once
 
-#include <poll.h>
-
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -21,7 +19,6 @@
 #include <vector>
 
 #include "http2/server_connection.h"
-#include "sync/doorbell.h"
 
 namespace pathways::http2 {
 
@@ -45,10 +42,6 @@ class SocketConnection {
   /// comes after this.
   bool receive(std::vector<Event>& events);
   void wake();
-  /// Writes the receiving thread's answers now, before it does something else that takes long.
-  void flush_answers();
-  /// Readable when something has come. The receiving thread's, for its own waits.
-  int descriptor() const { return socket_.number(); }
   /// Ends the connection: `receive` tells it.
   void end();
 
@@ -77,7 +70,6 @@ class SocketConnection {
 
   bool take(std::vector<Event>& events);
   void wait();
-  int poll(pollfd* watched, size_t count, int patience);
   bool read();
   void flush();
   void flush_if_foreign();
@@ -96,7 +88,6 @@ class SocketConnection {
   Clock::time_point heard_, busy_;          ///< when the last bytes came, and when there was a call
   std::optional<Clock::time_point> asked_;  ///< when a ping was sent that is not answered
   std::unique_ptr<std::byte[]> buffer_;     ///< the receiving thread's
-  TurnSpin turn_;                           ///< the receiving thread's
 };
 
 }  // namespace pathways::http2

@@ -198,11 +198,6 @@ class Devices(Protocol):
         order. `options` is a serialized xla.CompileOptionsProto.
         """
 
-    def settle(self, descriptor: int) -> None:
-        """The session's thread has handled what has come. It may wait here for what is nearly ready, for less than a
-        millisecond, and while nothing comes at the descriptor.
-        """
-
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """How an array of this kind lies in memory when nobody says: XLA's text, such as "{1,0}"."""
 

@@ -220,10 +220,6 @@ class ClusterDevices:
         """See `Devices`."""
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
 
-    def settle(self, descriptor: int) -> None:
-        """See `Devices`."""
-        self._waiter.settle(descriptor)
-
     def close(self) -> None:
         """See `Devices`."""
         self._waiter.close()

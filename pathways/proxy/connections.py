@@ -58,7 +58,6 @@ class Connection:
             **PATIENCE,
         )
         self._calls: dict[int, _Call] = {}
-        self.sessions: list[Session] = []  # of its calls
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._thread = 0
         self.is_given_up = False  # the server's
@@ -80,17 +79,13 @@ class Connection:
 
     def run(self) -> None:
         """Serves until the connection is over."""
-        self._thread, descriptor = threading.get_ident(), self.native.descriptor
+        self._thread = threading.get_ident()
         try:
             while (events := self.native.receive()) is not None:
                 for kind, number, what in events:
                     self._tell(kind, number, what)
                 while self._posted:
                     self._posted.popleft()()
-                if self.sessions:
-                    self.native.flush()
-                    for session in self.sessions:
-                        session.settle(descriptor)
         finally:
             for number in list(self._calls):
                 self._drop(number)
@@ -180,7 +175,6 @@ class _Session(_Call):
             self._refused = error
         else:
             log.info("session %x of %s begins", self._session.number, connection.peer)
-            connection.sessions.append(self._session)
             self.native.resume(number)
 
     def message(self, data: bytes) -> None:
@@ -217,7 +211,6 @@ class _Session(_Call):
 
     def over(self) -> None:
         if self._session is not None:
-            self.connection.sessions.remove(self._session)
             self._session.end()
             log.info("session %x of %s ends", self._session.number, self.connection.peer)
 

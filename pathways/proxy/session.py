@@ -85,10 +85,6 @@ class Session:
         while self._waiting and not self.is_paused and self._handle(self._waiting[0]):
             self._waiting.popleft()
 
-    def settle(self, descriptor: int) -> None:
-        """All that has come is handled: see `Devices.settle`."""
-        self._state.devices.settle(descriptor)
-
     def end(self) -> None:
         """The client is gone: what it has is freed. What it has asked and what was not begun is dropped."""
         self._waiting.clear()

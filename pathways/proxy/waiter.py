@@ -1,8 +1,5 @@
 """Tells when arrays of a client are ready, by one thread for all of them.
 
-What takes a few hundred microseconds is waited for by the thread that asks, the session's: that saves two changes of
-threads, of which each takes as long as a short step.
-
 One that waits for an island that is down has failed, for whoever asks here (ERR-2).
 """
 
@@ -12,7 +9,7 @@ import collections
 import threading
 from typing import Any
 
-from pathways import _core, errors
+from pathways import errors
 from pathways.api.session import Session
 from pathways.proxy.behind import Done
 from pathways.proxy.islands import Islands
@@ -23,9 +20,6 @@ _LOOK_S = 0.002
 #: Who waited for an island that was down so long ago has failed: it may be back, but not with what was started before.
 _LOSS_AGE_S = 0.1
 
-#: So long the session's thread itself waits, and polls.
-_BRIEF_S = 300e-6
-
 _Wait = tuple[list[Any], Done]
 
 
@@ -35,8 +29,6 @@ class Waiter:
     def __init__(self, session: Session, islands: Islands) -> None:
         self._native, self._islands = session.native, islands
         self._added: collections.deque[_Wait] = collections.deque()
-        self._young: list[_Wait] = []  # of the session's thread, which has asked for them just now
-        self._asker = 0  # that thread
         self._wake = threading.Semaphore(0)
         self._is_closed = False
         self._end: errors.PathwaysError | None = None  # the cluster's: why nothing becomes ready any more
@@ -48,31 +40,15 @@ class Waiter:
         if all(self._native.state(array) == "ready" for array in arrays):
             then(None)
             return
-        if threading.get_ident() == self._asker:
-            self._young.append((arrays, then))
-            return
         self._added.append((arrays, then))
         self._wake.release()
-
-    def settle(self, descriptor: int) -> None:
-        """Waits for what this thread has asked for since it was last here, if that does not take long, and while
-        nothing comes at the descriptor. The waiter's own thread goes on with what is left.
-        """
-        self._asker = threading.get_ident()
-        if self._young:
-            _core.poll_beside(self._native, self._young[-1][0][-1].raw_handle, descriptor, _BRIEF_S)
-        young, self._young = self._young, []
-        left = [wait for wait in young if not self._settled(*wait)]
-        if left:
-            self._added.extend(left)
-            self._wake.release()
 
     def close(self) -> None:
         """Waits no more; whoever waits is told that the session is over."""
         self._is_closed = True
         self._wake.release()
         self._thread.join()
-        for _, then in (*self._added, *self._young):
+        for _, then in self._added:
             then(errors.ClusterClosedError("the session is over"))
 
     def _run(self) -> None:

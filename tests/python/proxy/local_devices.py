@@ -202,9 +202,6 @@ class LocalDevices:
 
         self.pool.submit(work)
 
-    def settle(self, descriptor: int) -> None:
-        """What it waits for, other threads do."""
-
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
 
