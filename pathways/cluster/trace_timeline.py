@@ -4,7 +4,8 @@ XLA says when a value is ready, and not when its computation began. So a computa
 when its devices were free, whichever is later. A host may notice the ends of several computations together. Then only
 the last of them has a known end, and the others are marked as estimated. A device computes in the order of the
 launches, so the time is divided among them in that order, by how long the same computations take whose ends were
-noticed alone; what is left goes in equal parts to those of which nothing is known.
+noticed alone; what is left goes in equal parts to those of which nothing is known. Each of them gets at least a quarter
+of an equal part of the whole, since the machine may have been busier when the others were noticed alone.
 
 All records have the times of one clock, the controller's (pathways/cluster/recording.py).
 """
@@ -351,8 +352,9 @@ def _divided(
 def _part(usual: float, room: int, left: list[float]) -> float:
     """The part of a time that the next call of a device gets. `left`: the usual times of those that share it, 0: not
     known."""
-    known = sum(left)
-    return usual * min(1.0, room / known) if usual else max(0.0, room - known) / left.count(0.0)
+    known, unknown = sum(left), left.count(0.0)
+    rest = max(room - known, room * unknown / len(left) / 4)
+    return usual * min(1.0, (room - rest) / known) if usual else rest / unknown
 
 
 def _bits(mask: int) -> list[int]:

@@ -46,6 +46,8 @@ def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known()
             (b, 1, 100_000, 160_000),  # launched before the other
             (b, 1, 200_000, 260_000),
             (x, 1, 232_000, 260_000),  # launched when the one before was over
+            (b, 1, 300_000, 316_000),
+            (x, 1, 300_500, 316_000),  # nothing is left for it: a quarter of an equal part
             (n, 2, 1_000, 11_000),
             (n, 2, 1_500, 11_000),  # nothing is known of them
         )
@@ -64,6 +66,8 @@ def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known()
             (x, (0,), 120_000, 160_000),
             (b, (0,), 200_000, 220_000),
             (x, (0,), 232_000, 260_000),
+            (b, (0,), 300_000, 314_000),
+            (x, (0,), 314_000, 316_000),
             (n, (1,), 1_000, 6_000),
             (n, (1,), 6_000, 11_000),
         ]
