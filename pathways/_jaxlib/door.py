@@ -128,6 +128,7 @@ from pathways._jaxlib.raw_modules import (
     signature_of,
     tiled_sharding,
     tiles_of,
+    without_tokens,
 )
 from pathways._jaxlib.references import (
     abstract_reference,

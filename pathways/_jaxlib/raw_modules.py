@@ -18,6 +18,7 @@ import numpy as np
 from jax._src import core, dtypes, sharding_impls
 from jaxlib import _hlo
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 from pathways._jaxlib.mlir_modules import (
     main_function,
@@ -163,6 +164,44 @@ def _take_layouts(main: Any, name: str) -> tuple[str, ...]:
         kept.append(ir.DictAttr.get({own.name: own.attr for own in each if own.name != _LAYOUT}))
     main.attributes[name] = ir.ArrayAttr.get(kept)
     return tuple(found)
+
+
+def without_tokens(module: bytes) -> bytes:
+    """A module whose main function has empty arrays for the tokens that it takes or gives. JAX passes one for a token,
+    too. Within the module, tokens order effects as before; between modules, the order of runs does.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    with mlir_context():
+        parsed = _read(module)
+        main = main_function(parsed)
+        token, empty = stablehlo.TokenType.get(), tensor_type((0,), np.dtype(np.bool_))
+        kind = main.type
+        if token not in (*kind.inputs, *kind.results):
+            return module
+        block = main.entry_block
+        with main.operation.location, ir.InsertionPoint.at_block_begin(block):
+            none = stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {empty}"))
+            for argument in block.arguments:
+                if argument.type == token:
+                    argument.replace_all_uses_with(stablehlo.CreateTokenOp().result)
+                    argument.set_type(empty)
+        given = list(block.operations)[-1].operation
+        for number, value in enumerate(given.operands):
+            if value.type == token:
+                given.operands[number] = none.result
+        for name, types in (("arg_attrs", kind.inputs), ("res_attrs", kind.results)):
+            if name in main.attributes:  # the sharding of a token is not one of an array
+                attributes = zip(ir.ArrayAttr(main.attributes[name]), types, strict=True)
+                main.attributes[name] = ir.ArrayAttr.get(
+                    [ir.DictAttr.get({}) if type == token else each for each, type in attributes]
+                )
+        inputs, results = (
+            [empty if each == token else each for each in types] for types in (kind.inputs, kind.results)
+        )
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
+        return portable_bytecode(parsed)
 
 
 def bitcast_module(

@@ -205,8 +205,9 @@ class ClusterDevices:
                         f"a program runs on the devices of one island, and these are of the islands {sorted(islands)}. "
                         "Take those of one, as [d for d in jax.devices() if d.slice_index == 0]"
                     )
-                name, parameters, results = _jaxlib.signature_of(module)
-                described = Module(name, module, options, devices, parameters, results)
+                arrays_only = _jaxlib.without_tokens(module)
+                name, parameters, results = _jaxlib.signature_of(arrays_only)
+                described = Module(name, arrays_only, options, devices, parameters, results)
                 made = ClusterExecutable(self._places, self._waiter, described)
             except BaseException as error:
                 # Not by a name that stays: this frame and its error would be a circle, and keep the program.
