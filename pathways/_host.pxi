@@ -160,8 +160,8 @@ cdef class Host:
     def replace_peers(self, list successors not None):
         """Lost peers have successors: of each the peer's number, its segment, its epoch, the number of the loss, and
         whether bytes go there through a stream. The segment is None when the successor is beyond the machine's link.
-        Returns when this host no longer uses the predecessors' memory: by peer, the exception of a successor that it
-        refuses, and keeps as lost.
+        Returns when this host no longer uses the memory of those predecessors whose successors have segments: by peer,
+        the exception of a successor that it refuses, and keeps as lost.
         """
         from time import sleep
         cdef dict refused = {}
@@ -169,25 +169,22 @@ cdef class Host:
         for peer, segment, epoch, loss, _ in successors:
             try:
                 self.core.get().open_peer(peer, HostView() if segment is None else _host_view(segment), epoch, loss)
-                wanted += 1
+                wanted += segment is not None
             except Exception as error:
                 refused[peer] = error
         while self.core.get().peers_replaced() < wanted and not self.stopping:
             sleep(0.001)
         keep = list(self.keep)
         for peer, segment, _, _, is_streamed in successors:
-            if peer not in refused:  # Python's lock is held, so no step is under way.
-                if is_streamed:
-                    self.backend.get().open_stream(peer)
-                elif segment is not None:
+            if peer not in refused and segment is not None:  # Python's lock is held, so no step is under way.
+                if not is_streamed:
                     self.backend.get().open_memory(peer, _host_view(segment).arena())
-                if segment is not None:
-                    keep[peer] = segment
+                keep[peer] = segment
         self.keep = tuple(keep)  # views of the old memory keep the old tuple alive
         return refused
 
     def open_stream(self, uint32_t peer):
-        """Bytes go to that host through `driver.transfers.send_remote`. Call it before the loop."""
+        """Bytes go to that host through `driver.transfers.send_remote`. Call it before the loop, or by its thread."""
         self.backend.get().open_stream(peer)
 
     def remote_send_done(self, OutgoingTransfer outgoing not None, str error):

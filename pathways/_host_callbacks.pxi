@@ -158,6 +158,9 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException as error:
             return _failed(host, "send", &where, error)
 
+    void peer_opens(uint32_t host, int32_t epoch) noexcept:
+        _do(<Host>this.host, "send", NULL, "transfers", "peer_opens", (host, epoch))
+
     Status place_early(const NodeContext& where, uint32_t source, const_byte_span chunk) noexcept:
         return _do(<Host>this.host, "receive", &where, "transfers", "place_early",
                    (where.order, where.plan, where.computation, source, _bytes(chunk)))

@@ -121,7 +121,7 @@ class Host:
                     case "attach_client":
                         answer = await self._attach_client(request.attach_client)
                     case "replace_peers":
-                        answer = await self._replace_peers(request.replace_peers)
+                        answer = self._replace_peers(request.replace_peers)
                     case "report_stats":
                         answer = pb.HostReport(stats=pb.HostCounts())
                     case "trace":
@@ -139,13 +139,9 @@ class Host:
         self.native.attach_client(request.client, twin, request.futures)
         return pb.HostReport(client_attached=pb.Error())
 
-    async def _replace_peers(self, request: pb.ReplacePeers) -> pb.HostReport:
-        before = self.native.peers_replaced
+    def _replace_peers(self, request: pb.ReplacePeers) -> pb.HostReport:
         for each in request.successors:
             self.native.open_peer(each.host, each.epoch, each.loss)
-        self.native.step()
-        while self.native.peers_replaced < before + len(request.successors):
-            await asyncio.sleep(0.001)  # until the order tells of the loss
         return pb.HostReport(peers_replaced=pb.PeersReplaced())
 
     def store_program(self, request: pb.StoreProgram) -> None:

@@ -55,8 +55,7 @@ void register_modelled_host(py::module_& m) {
           },
           "client"_a, "twin"_a, "futures"_a, py::keep_alive<1, 3>(), "Starts to take a client's work.")
       .def("open_peer", &ModelledHost::open_peer, "peer"_a, "epoch"_a, "loss"_a,
-           "A peer beyond the link, see Host::open_peer; `peers_replaced` goes up when it is in force.")
-      .def_property_readonly("peers_replaced", &ModelledHost::peers_replaced)
+           "A peer beyond the link, see Host::open_peer.")
       .def_property_readonly("launches", &ModelledHost::launches)
       .def("step", &ModelledHost::step, "Does all that can be done now; returns the records and completions handled.");
 }

@@ -43,7 +43,7 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   void add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
   void forget_copy_plans(uint32_t plan);
   /// Bytes go to `host` through its arena, or through a stream. `open` has opened the arenas. Call it before the first
-  /// send; for a lost host's successor only between steps, when no send to the predecessor is under way.
+  /// send; of a lost host's successor, the arena only between steps, when no send to the predecessor is under way.
   void open_memory(uint32_t host, const ArenaView& arena) { paths_.at(host) = {&SendingBackend::copy, arena}; }
   void open_stream(uint32_t host);
   /// An outgoing transfer to `destination` is over: everything is written there, or `error` says why not. Any thread.
@@ -81,6 +81,7 @@ class SendingBackend : public Device, public Mover, public ClientWork {
   void forget_plan(uint32_t plan) override = 0;
   void explain(const NodeContext& maker) override = 0;
   Status begin_receive(const NodeContext& where, std::vector<ReceiveBuffers>* receives) override = 0;
+  void peer_opens(uint32_t host, int32_t epoch) override = 0;
   Status place_early(const NodeContext& where, uint32_t source, Bytes chunk) override = 0;
   Status finish_receive(const NodeContext& where, Value* output) override = 0;
   void abandon_receive(const NodeContext& where) override = 0;

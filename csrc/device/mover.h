@@ -63,6 +63,8 @@ class Mover {
                     uint64_t /*key*/, std::span<SendState> states) {
     std::fill(states.begin(), states.end(), SendState::kFailed);
   }
+  /// What is sent to a host from now on is for the one of this epoch: it follows a lost one, or was not there before.
+  virtual void peer_opens(uint32_t /*host*/, int32_t /*epoch*/) {}
   /// Appends to `out` the sends under way that ended since the last call. The thread that ends a send rings the host's
   /// doorbell.
   virtual void take_sent(std::vector<Sent>* /*out*/) {}

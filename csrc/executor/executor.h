@@ -140,6 +140,8 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// Sends to a host that are still under way. When that host is dead, nobody else may use its memory before these
   /// sends end.
   uint32_t sends_under_way(uint32_t host) const { return peers_.sends_to(host); }
+  /// See Mover::peer_opens.
+  void peer_opens(uint32_t host, int32_t epoch) { backend_.mover.peer_opens(host, epoch); }
   /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
   /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
   /// `text`.

@@ -70,9 +70,9 @@ class Host : private HostLink {
   /// A launch that the backend attended to is over: see Executor::on_launched.
   void launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error);
   /// A lost peer has a successor, in this epoch; `block`: its block; not there: it is beyond the machine's link. It
-  /// takes effect when this host was notified of the cluster's loss number `loss` (0: at once) and no send to the
-  /// predecessor is under way. Then `peers_replaced` goes up by one, and this host uses nothing of the predecessor's
-  /// memory any more. Throws Error(kInvalid) when this host has no such peer, or no channel to it.
+  /// takes effect when this host was notified of the cluster's loss number `loss` (0: at once). Where there is a block,
+  /// it also waits for the sends to the predecessor. Then `peers_replaced` goes up by one, and this host uses nothing
+  /// of the predecessor's memory any more. Throws Error(kInvalid) when this host has no such peer, or no channel to it.
   void open_peer(uint32_t peer, const HostView& block, int32_t epoch, uint64_t loss);
   uint64_t peers_replaced() const { return peers_replaced_.load(std::memory_order_acquire); }
 

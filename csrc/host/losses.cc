@@ -3,6 +3,9 @@
 /// A ring from a peer lies in this host's block, so it outlives the peer. This host takes in what the lost peer
 /// published, and then makes the ring anew for the successor. The controller starts a successor that has such rings
 /// only after every host has done so. So nobody else uses the ring meanwhile.
+///
+/// A successor beyond the link shares no memory with this host, and nobody waits for this host. It is open before a run
+/// is taken that needs it, because the run comes after the loss in the order. What it says before is kept (Peers).
 #include <cstring>
 
 #include "base/status.h"
@@ -27,6 +30,7 @@ void Host::lose_peers(std::span<const std::byte> bytes) {
 
 void Host::open_peer(uint32_t peer, const HostView& block, int32_t epoch, uint64_t loss) {
   peers_.check(peer, block, epoch);
+  if (!block.is_there()) peers_.expect(peer, epoch);
   mailbox_.post([this, next = Opening{peer, block, epoch, loss}] {
     openings_.push_back(next);
     open_peers();
@@ -35,10 +39,12 @@ void Host::open_peer(uint32_t peer, const HostView& block, int32_t epoch, uint64
 
 void Host::open_peers() {
   std::erase_if(openings_, [&](const Opening& next) {
-    if (next.loss > losses_ || executor_.sends_under_way(next.peer) != 0) return false;
+    const bool is_near = next.block.is_there();
+    if (next.loss > losses_ || (is_near && executor_.sends_under_way(next.peer) != 0)) return false;
+    executor_.peer_opens(next.peer, next.epoch);
     peers_.replace(next.peer, next.block, next.epoch);
     // SYNC host/replaced: pairs with peers_replaced().
-    peers_replaced_.fetch_add(1, std::memory_order_release);
+    if (is_near) peers_replaced_.fetch_add(1, std::memory_order_release);
     return true;
   });
 }

@@ -86,6 +86,34 @@ void Peers::replace(uint32_t host, const HostView& block, int32_t epoch) {
   lose(host);
   if (block.is_there()) ByteRing::create(own_.from(host).at, own_.peer_ring_bytes());
   open(host, block, epoch);
+  if (!block.is_there()) take_early(host, epoch);
+}
+
+void Peers::expect(uint32_t host, int32_t epoch) {
+  const std::lock_guard lock(mutex_);
+  expected_.try_emplace({host, epoch});
+}
+
+/// Keeps what an expected peer says. False: the sender is not expected.
+bool Peers::keep(const PeerHeader& from, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto at = expected_.find({from.host, from.epoch});
+  if (at == expected_.end()) return false;
+  Early& early = at->second;
+  early.bytes += bytes.size() + sizeof early.records[0];
+  if (early.bytes <= kMostKept) early.records.emplace_back(bytes.begin(), bytes.end());
+  return true;
+}
+
+void Peers::take_early(uint32_t host, int32_t epoch) {
+  Early early;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto expected = expected_.extract({host, epoch})) early = std::move(expected.mapped());
+  }
+  for (const auto& record : early.records) (void)take(*link_, record);
+  if (early.bytes <= kMostKept || peers_[host].state != State::kOpen) return;
+  close(host, "it said more than " + std::to_string(kMostKept) + " bytes before the loss of its predecessor was known");
 }
 
 void Peers::lose(uint32_t host) {
@@ -176,11 +204,14 @@ uint32_t Peers::drain(Channel& channel) {
 std::string Peers::take(const Channel& channel, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(PeerHeader)) return "a record is shorter than its header";
   const auto from = read_record<PeerHeader>(bytes);
+  const bool is_present =
+      from.host < peers_.size() && peers_[from.host].state == State::kOpen && peers_[from.host].epoch == from.epoch;
+  if (!is_present && &channel == link_ && keep(from, bytes)) return {};
   if (!may_bring(channel, from)) {
     return "a record is of host " + std::to_string(from.host) + " in epoch " + std::to_string(from.epoch) +
            ", who does not come this way";
   }
-  if (peers_[from.host].state != State::kOpen || peers_[from.host].epoch != from.epoch) return {};
+  if (!is_present) return {};
   const std::string wrong = take_(from.host, bytes.subspan(sizeof from));
   if (!wrong.empty()) close(from.host, wrong);
   return {};

@@ -14,17 +14,24 @@
 /// class drops what comes through a link from another epoch than the sender's present one. A sender counts only on its
 /// own channel, so no host can speak for another one.
 ///
-/// Threading: the owner's thread, and between `leave` and `come_back` a thread of this class instead.
+/// The order tells a host of a loss, and it may come by a slow link. A successor beyond the link speaks as soon as it is
+/// expected here. So what it says before this host knows of the loss is kept, and counts when the successor is opened.
+///
+/// Threading: the owner's thread, and between `leave` and `come_back` a thread of this class instead. `check` and
+/// `expect`: any thread.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "messages/outbox.h"
@@ -41,6 +48,7 @@ class Peers {
  public:
   /// Does a record of a peer, without its PeerHeader. Returns what is wrong with it; empty: nothing, and it was done.
   using Take = std::function<std::string(uint32_t peer, std::span<const std::byte> record)>;
+  static constexpr size_t kMostKept = size_t{16} << 20;  ///< bytes of a successor that is expected (TRUST-1)
   /// The channel from a peer is closed, because of a fault.
   using Closed = std::function<void(uint32_t peer, const std::string& fault)>;
 
@@ -75,8 +83,10 @@ class Peers {
   std::vector<uint64_t>& partial_words(uint32_t host) { return peers_[host].partial_words; }
   /// The peer is lost. What it has sent before must have been drained.
   void lose(uint32_t host);
-  /// Throws Error(kInvalid) when `replace` could not open this peer. Any thread.
+  /// Throws Error(kInvalid) when `replace` could not open this peer.
   void check(uint32_t host, const HostView& block, int32_t epoch) const;
+  /// `replace` will open this peer, which is beyond the link.
+  void expect(uint32_t host, int32_t epoch);
   /// Opens the successor of a lost peer, or a peer that was not there before. `block`: its block; not there: it is
   /// beyond the link. Nobody else uses the ring from the predecessor any more (host/losses.cc).
   void replace(uint32_t host, const HostView& block, int32_t epoch);
@@ -101,7 +111,15 @@ class Peers {
     std::vector<uint64_t> partial_words = {};
   };
 
+  /// What a peer said that is expected.
+  struct Early {
+    std::vector<std::vector<std::byte>> records = {};
+    size_t bytes = 0;  ///< more than kMostKept: some records were dropped
+  };
+
   void open(uint32_t host, const HostView& block, int32_t epoch);
+  void take_early(uint32_t host, int32_t epoch);
+  bool keep(const PeerHeader& from, std::span<const std::byte> bytes);
   uint32_t drain(Channel& channel);
   std::string take(const Channel& channel, std::span<const std::byte> bytes);
   bool may_bring(const Channel& channel, const PeerHeader& from) const;
@@ -117,8 +135,10 @@ class Peers {
   std::vector<Peer> peers_;  ///< by number; its size never changes
   std::vector<std::unique_ptr<Channel>> channels_;
   Channel* link_ = nullptr;  ///< one of them, for all peers that have none of their own; nullptr: there is no link
-  std::vector<std::byte> record_;  ///< scratch: copy of the record being read (TRUST-1)
-  std::jthread speaker_;           ///< see leave()
+  std::vector<std::byte> record_;                           ///< scratch: copy of the record being read (TRUST-1)
+  std::jthread speaker_;                                    ///< see leave()
+  std::mutex mutex_;                                        ///< guards expected_
+  std::map<std::pair<uint32_t, int32_t>, Early> expected_;  ///< by host and epoch
 };
 
 }  // namespace pathways

@@ -35,7 +35,6 @@ class ModelledHost {
   }
   /// A peer beyond the machine's link: see Host::open_peer.
   void open_peer(uint32_t peer, int32_t epoch, uint64_t loss) { host_.open_peer(peer, HostView(), epoch, loss); }
-  uint64_t peers_replaced() const { return host_.peers_replaced(); }
   /// Does all that can be done now. Returns the number of records and completions handled.
   uint64_t step();
   uint64_t launches() const { return backend_.launches(); }

@@ -8,7 +8,8 @@ cost about n requests, and not n * n. What begins while an exchange is under way
                            answered, and then starts the new hosts. A host has answered when it uses no old segment any
                            more; old rings may hold half-written records.
     on other machines      No memory is shared, and a record counts only between the epochs that both ends know. So the
-                           new hosts start at once, and the answers come meanwhile.
+                           new hosts start at once, and the answers come meanwhile. A host answers as soon as it is
+                           told. The loss itself may still be on its way to it, behind a block on a slow link.
 
 Invariants:
     Of any two hosts that are not lost, the later one knows the earlier one from its configuration, and the earlier one
@@ -149,7 +150,7 @@ class Introductions:
     def _introductions(self, others: Sequence[HostRecord], starts: Sequence[Start]) -> list[Any]:
         """What tells each host of the new ones.
 
-        A host that was in the order at a loss replaces the segments only after it is notified of the loss; it gets the
+        A host that was in the order at a loss replaces its peers only after it is notified of the loss; it gets the
         number of the loss. Any other host gets 0, and replaces them at once.
         """
         segments = {host: each for start in starts for host, each in start.segments.items()}
@@ -186,7 +187,7 @@ class Introductions:
     async def _introduce(
         self, other: HostRecord, starts: Sequence[Start], request: pb.ReplacePeers, segments: Mapping[int, Any]
     ) -> None:
-        """Tells a host of the new ones. Returns when it uses nothing of their predecessors, or is lost itself."""
+        """Tells a host of the new ones. Returns when it uses no memory of their predecessors, or is lost itself."""
         is_near = self._cluster.placement.of(other.number).shares_memory
         limit = self._cluster.config.options.start_timeout_s  # the host itself may still be starting
         if other.is_served and not is_near:

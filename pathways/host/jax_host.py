@@ -130,21 +130,16 @@ class JaxHost:
         self.transfers.open_streams(address, far, credentials)
 
     def replace_peers(self, successors: Sequence[Successor]) -> Mapping[int, Exception]:
-        """Replaces lost hosts by their successors. Returns when this host uses nothing of the predecessors' any more:
-        by host, the error of a successor that it refuses.
+        """Replaces lost hosts by their successors, each when the order tells of the loss. Returns when this host uses
+        no memory any more of predecessors on this machine: by host, the error of a successor that it refuses.
         """
-        refused = dict(
+        for new in successors:
+            self.transfers.expect_peer(new.host, new.epoch, new.stream)
+        return dict(
             self.core.replace_peers(
                 [(new.host, new.segment, new.epoch, new.loss, bool(new.stream)) for new in successors]
             )
         )
-        for each in successors:
-            if each.host not in refused:
-                try:
-                    self.transfers.replace_peer(each.host, each.stream)
-                except Exception as error:  # where it takes transfers makes no sense: of this one alone
-                    refused[each.host] = error
-        return refused
 
     def register_program(
         self,

@@ -71,7 +71,11 @@ def _answer(order: int, node: int, error: str | None) -> bytes:
 class Streams:
     """Both ends of one host's streams.
 
-    The enqueue thread calls `send`, `expect` and `forget`; any thread may call `replace`.
+    The enqueue thread calls `send`, `expect`, `forget` and `peer_opens`; any thread may call `expect_peer`.
+
+    A successor may send before this host has heard of the loss (ERR-2). It is known as soon as it is expected, and its
+    predecessor is not any more. What it sends early is refused until it is open: the executor would take it for its
+    predecessor's. It is sent again when its receive is announced.
     """
 
     def __init__(self, core: Any, address: str, far: Mapping[int, str], credentials: str = "") -> None:
@@ -95,6 +99,7 @@ class Streams:
         self._incoming: dict[Pair, Sender] = {}  # by age
         own = StreamAddress.parse(address)
         self._secret = own.secret
+        self._expected: dict[tuple[int, int], StreamAddress] = {}  # by host and epoch
         self._far = {peer: StreamAddress.parse(there) for peer, there in far.items()}
         self._lanes = {peer: self._lanes_to(there) for peer, there in self._far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
@@ -134,18 +139,28 @@ class Streams:
         for source in sources:
             self._waiting.pop((order, node, source), None)
 
-    def replace(self, host: int, stream: str) -> None:
-        """Ends the streams to a lost host; its successor, or a host that was not there before, is at `stream`, a
-        `StreamAddress`; empty: the host is on this machine.
+    def expect_peer(self, host: int, epoch: int, stream: str) -> None:
+        """A lost host has a successor, or a host comes that was not there before. It sends from now on, and is sent to
+        when it opens. It is at `stream`, a `StreamAddress`; empty: on this machine.
         """
-        if stream or host in self._lanes:
-            for lane in self._lanes.get(host, ()):
-                lane.stop()
-            self._far[host] = StreamAddress.parse(stream)
-            self._lanes[host] = self._lanes_to(self._far[host])
-            for incoming, sender in list(self._incoming.items()):
-                if not self._knows(sender):
-                    incoming.ended("its machine has left")
+        if not stream and host not in self._lanes:
+            return
+        self._expected[host, epoch] = self._far[host] = StreamAddress.parse(stream)
+        for incoming, sender in list(self._incoming.items()):
+            if not self._knows(sender):
+                incoming.ended("its machine has left")
+
+    def peer_opens(self, host: int, epoch: int) -> None:
+        """Ends the streams to the lost host; its successor has its own ones."""
+        there = self._expected.get((host, epoch))
+        if there is None:
+            return
+        for lane in self._lanes.get(host, ()):
+            lane.stop()
+        self._lanes[host] = self._lanes_to(there)
+        if there.address:
+            self._core.open_stream(host)
+        del self._expected[host, epoch]
 
     def stop(self) -> None:
         """Ends all streams. Nobody is notified of the ends of their transfers any more."""
@@ -189,7 +204,7 @@ class Streams:
         reply = bytearray()
 
         def keep_early(order: int, node: int, host: int, chunk: memoryview) -> bool:
-            if not self._core.keep_early(chunk):
+            if any(host == each for each, _ in list(self._expected)) or not self._core.keep_early(chunk):
                 return False
             reply.extend(_answer(order, node, None))
             return True

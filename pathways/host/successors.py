@@ -13,5 +13,5 @@ class Successor:
     host: int
     segment: Any  # None: it is reached over a link
     epoch: int  # its incarnation
-    loss: int  # it is in force after the loss of this number; 0: at once
+    loss: int  # it is in force when the order tells of the loss of this number; 0: at once
     stream: str  # where it receives network transfers; empty: it is on this machine

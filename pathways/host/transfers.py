@@ -1,7 +1,7 @@
 """A host's part in the transfers of programs: within the host, to and from other hosts, and over the network.
 
 The native executor decides what is transferred when, and its copier moves what goes through shared memory. The enqueue
-thread calls all of this module; control threads call `open_streams` and `replace_peer`.
+thread calls all of this module; control threads call `open_streams` and `expect_peer`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ class Transfers:
         """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before the loop begins."""
         self._streams = Streams(self._core, address, far, credentials)
 
-    def replace_peer(self, host: int, stream: str) -> None:
-        """Ends the stream to lost host `host`; its successor takes network transfers at `stream`."""
+    def expect_peer(self, host: int, epoch: int, stream: str) -> None:
+        """A host will open that takes network transfers at `stream`; see `Streams.expect_peer`."""
         if self._streams is not None:
-            self._streams.replace(host, stream)
+            self._streams.expect_peer(host, epoch, stream)
+
+    def peer_opens(self, host: int, epoch: int) -> None:
+        """What is sent to the host from now on is for the one of this epoch."""
+        if self._streams is not None:
+            self._streams.peer_opens(host, epoch)
 
     def stop(self) -> None:
         """Ends the streams."""

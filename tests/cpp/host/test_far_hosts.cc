@@ -1,6 +1,7 @@
 // A host whose peers and clients are on other machines. The test is the controller, the link and the other hosts.
 //
 //   PEER-1   Far.OtherEpochsAreDropped, Far.LostAndReplaced, Far.WhatWasSaidBeforeTheLossCounts;
+//            Far.ASuccessorIsHeardBeforeTheLoss, Far.WhatASuccessorSaysEarlyIsBounded, Far.SendsDoNotHoldUpASuccessor;
 //            Far.NonsenseClosesOneChannel, Far.ABrokenRingClosesAll
 //   LINK-1   Far.CompletionsComeBeforeTheEndOfTheRun: on one ring
 //   READ-1   Far.ValuesComeWithTheirCompletion: each host's share, and nothing else
@@ -35,6 +36,8 @@ Bytes joined(const Parts&... parts) {
   return all;
 }
 
+using Opened = std::vector<std::pair<uint32_t, int32_t>>;
+
 class PlainBackend final : public StubBackend {
  public:
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
@@ -48,9 +51,10 @@ class PlainBackend final : public StubBackend {
   }
   void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t,
             std::span<SendState> states) override {
-    for (SendState& state : states) state = SendState::kDone;
+    for (SendState& state : states) state = send_state;
     ++sends;
   }
+  void peer_opens(uint32_t host, int32_t epoch) override { opened.emplace_back(host, epoch); }
   Status finish_receive(const NodeContext&, Value* output) override {
     *output = this;
     return Status::kOk;
@@ -60,6 +64,8 @@ class PlainBackend final : public StubBackend {
 
   std::function<Status(const ReadBackSlot&)> read = [](const ReadBackSlot&) { return Status::kOk; };
   uint32_t sends = 0;
+  SendState send_state = SendState::kDone;
+  Opened opened;  ///< by host and epoch
 };
 
 /// Host 0 of three. Plan 0 sends a value to host 1 and gets one back, plan 1 the same with host 2; plan 2 is a call.
@@ -212,22 +218,76 @@ TEST(Far, LostAndReplaced) {
   const uint64_t lost = one.run(0);
   one.host->open_peer(1, HostView(), 6, 1);
   one.step();
-  EXPECT_EQ(one.host->peers_replaced(), 0u);  // not before this host has heard of the loss
-  one.answer({1, 6}, 1);
-  EXPECT_EQ(one.outcome(lost), "pending");
+  EXPECT_EQ(one.backend.opened, (Opened{}));  // not before this host has heard of the loss
+  one.answer({1, 5}, 1);
+  EXPECT_EQ(one.outcome(lost), "ready");  // it is the lost one whose word counts
+  const uint64_t second = one.run(0);
   one.lose(1, 1);
   one.step();
-  EXPECT_EQ(one.outcome(lost), "it died!");
-  EXPECT_EQ(one.host->peers_replaced(), 1u);
+  EXPECT_EQ(one.outcome(second), "it died!");
+  EXPECT_EQ(one.backend.opened, (Opened{{1, 6}}));
   (void)one.said();
   const uint64_t next = one.run(0);
-  one.answer({1, 5}, 2);  // what is still on its way from the lost one
+  one.answer({1, 5}, 3);  // what is still on its way from the lost one
   EXPECT_EQ(one.outcome(next), "pending");
   const auto said = one.said();
   ASSERT_EQ(said.size(), 1u);
   EXPECT_EQ(said[0].first.epoch, 6);
-  one.answer({1, 6}, 2);
+  one.answer({1, 6}, 3);
   EXPECT_EQ(one.outcome(next), "ready");
+}
+
+TEST(Far, ASuccessorIsHeardBeforeTheLoss) {
+  OneFar one;
+  const uint64_t lost = one.run(0);
+  one.host->open_peer(1, HostView(), 6, 1);
+  one.host->open_peer(1, HostView(), 7, 2);
+  one.say({1, 7}, 3, RecordKind::kReceiveReady);
+  one.say({1, 6}, 2, RecordKind::kReceiveReady);
+  one.say({1, 8}, 2, RecordKind::kReceiveReady);  // nobody expects it
+  EXPECT_EQ(one.outcome(lost), "pending");
+  one.lose(1, 1);
+  one.step();
+  EXPECT_EQ(one.outcome(lost), "it died!");
+  (void)one.run(0);
+  EXPECT_EQ(one.backend.sends, 1u);
+  one.lose(1, 2);
+  const uint64_t last = one.run(0);
+  EXPECT_EQ(one.backend.sends, 2u);
+  one.say({1, 7}, 3, RecordKind::kReceiveDone);
+  EXPECT_EQ(one.outcome(last), "ready");
+  EXPECT_EQ(one.backend.opened, (Opened{{1, 6}, {1, 7}}));
+}
+
+TEST(Far, WhatASuccessorSaysEarlyIsBounded) {
+  OneFar one;
+  one.host->open_peer(1, HostView(), 6, 1);
+  one.host->open_peer(2, HostView(), 8, 2);
+  const std::array<uint64_t, 1000> words{};
+  const Bytes record = joined(PeerHeader{1, 6}, PeerRecord{RecordKind::kReceiveReady, 0, 2, 9, 0, sizeof words}, words);
+  for (size_t bytes = 0; bytes < Peers::kMostKept; bytes += record.size()) {
+    OneFar::put(one.from_link, record);
+    one.host->step();
+  }
+  one.say({2, 8}, 2, RecordKind::kReceiveReady);
+  one.lose(1, 1);
+  EXPECT_NE(one.outcome(one.run(0)).find("it said more than 16777216 bytes"), std::string::npos);
+  one.lose(2, 2);
+  const uint64_t open = one.run(1);
+  one.say({2, 8}, 2, RecordKind::kReceiveDone);
+  EXPECT_EQ(one.outcome(open), "ready");
+}
+
+TEST(Far, SendsDoNotHoldUpASuccessor) {
+  OneFar one;
+  one.backend.send_state = SendState::kUnderWay;
+  (void)one.run(0);
+  one.say({1, 5}, 1, RecordKind::kReceiveReady);
+  EXPECT_EQ(one.host->executor().sends_under_way(1), 1u);
+  one.host->open_peer(1, HostView(), 6, 1);
+  one.lose(1, 1);
+  one.step();
+  EXPECT_EQ(one.backend.opened, (Opened{{1, 6}}));
 }
 
 TEST(Far, NothingIsSaidToALostPeer) {

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from chunks import chunk
 from control_clusters import eventually
-from stream_cases import BlockingFrames
+from stream_cases import BlockingFrames, framed
 
 from pathways import _core
 from pathways.host import network_transfer, stream_sockets
@@ -234,6 +234,61 @@ def test_streams_of_one_machine_are_bounded(tmp_path: Any) -> None:
         guilty = [opened("one") for _ in range(most + 2)]
         assert [stream.recv(1) for stream in guilty[:2]] == [b"", b""]
         assert all(map(is_open, innocent)) and all(map(is_open, guilty[2:]))
-        streams.replace(1, "m1@127.0.0.1:1#another")
+        streams.expect_peer(1, 1, "m1@127.0.0.1:1#another")
         assert [stream.recv(1) for stream in guilty[2:]] == [b""] * most
         assert all(map(is_open, innocent))
+
+
+def test_a_successor_is_sent_to_when_it_opens(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What belongs to earlier runs goes to its predecessor. It may send itself as soon as it is expected (ERR-2)."""
+    monkeypatch.setattr(_core, "pack", pack)
+    heard: list[tuple[str, int]] = []
+    with contextlib.ExitStack() as stack:
+
+        def listen(name: str) -> str:
+            def receive(answers: socket.socket, messages: socket.socket) -> None:
+                with answers, messages, contextlib.suppress(OSError):
+                    answers.setblocking(True)
+                    messages.setblocking(True)
+
+                    def answer(message: bytes) -> None:
+                        heard.extend((name, each // 2) for each in message)
+                        answers.sendall(answered(message))
+
+                    BlockingFrames(messages).each(answer)
+
+            def serve(_: Any, *stream: socket.socket) -> None:
+                threading.Thread(target=receive, args=stream, daemon=True).start()
+
+            address = f"unix:{tmp_path}/{name}.sock"
+            stack.callback(stream_sockets.StreamListener(address, "", lambda sender: True, serve).close)
+            return address
+
+        core, kept = Core(), [b""]
+        core.keep_early = lambda message: kept.append(bytes(message)) or True  # type: ignore[attr-defined]
+        own = f"unix:{tmp_path}/own.sock"
+        streams = network_transfer.Streams(core, f"{own}#own", {1: f"m1@{listen('old')}#one"})
+        stack.callback(streams.stop)
+
+        def early(order: int) -> bytes:
+            """What the streams answer to an early transfer of the successor."""
+            answers, messages = map(stack.enter_context, stream_sockets.connect(StreamAddress.parse(own), "two", None))
+            answers.settimeout(30)
+            messages.sendall(framed(chunk(order, 1, 1, b"hello", copy_plan=[0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0])))
+            return answers.recv(1 << 10)
+
+        streams.send(OutgoingTransfer(1, destination=1))
+        core.wait(1)
+        streams.expect_peer(1, 4, f"m2@{listen('failed')}#two")
+        streams.expect_peer(1, 5, f"m2@{listen('new')}#two")
+        streams.send(OutgoingTransfer(2, destination=1))
+        core.wait(2)
+        assert early(7) != answer_of(7) and kept == [b""]
+        streams.peer_opens(1, 3)  # nobody expects it
+        streams.peer_opens(1, 4)
+        assert early(8) != answer_of(8) and kept == [b""]
+        streams.peer_opens(1, 5)
+        streams.send(OutgoingTransfer(3, destination=1))
+        core.wait(3)
+        assert heard == [("old", 1), ("old", 2), ("new", 3)]
+        assert early(9) == answer_of(9) and len(kept) == 2
