@@ -1,4 +1,7 @@
-"""The proxy's sockets: it listens, lets callers in, and gives each connection a thread (`connections.py`)."""
+"""The proxy's sockets: it listens, lets callers in, and gives each connection a thread (`connections.py`).
+
+CERT-4: callers by TLS shake hands in the listener's thread, and have none of their own before.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from typing import Any
 
 from pathways.proxy.connections import Connection
 from pathways.proxy.service import Service
-from pathways.transport.loop import Listener, Loop
+from pathways.transport.callers import Caller, Callers, Steps
+from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels
 
 log = logging.getLogger(__name__)
@@ -32,10 +36,10 @@ class Server:
         self._service, self._tls = service, tls
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        #: Clients have one connection each, and there may be some of whom it is not known yet.
+        #: Clients have one or two connections each, and some may have no call yet.
         self._most = 2 * service.limits.sessions + 64
         self._lock = threading.Lock()
-        self._connections: dict[object, Connection | None] = {}  # None: it shakes hands
+        self._connections: dict[object, Connection | None] = {}  # None: its thread begins
         self._none_left = threading.Condition(self._lock)
         self._is_closed = False
         self._loop = Loop("pw-proxy")
@@ -44,12 +48,12 @@ class Server:
             opened = [sockets.enter_context(_listen(address)) for address in addresses]
             sockets.pop_all()
         self.ports: list[int] = [0 if sock.family == socket.AF_UNIX else sock.getsockname()[1] for sock in opened]
-        self._listeners = [Listener(self._loop, sock, self._accept) for sock in opened]
+        self._callers = [Callers("pw-proxy-arrive", sock, self._arrive, self._no_place, HANDSHAKE_S) for sock in opened]
 
     def close(self) -> None:
         """Ends all sessions and stops listening."""
-        for listener in self._listeners:
-            listener.close()
+        for callers in self._callers:
+            callers.close()
         with self._lock:
             self._is_closed = True
             connections = [connection for connection in self._connections.values() if connection is not None]
@@ -60,15 +64,30 @@ class Server:
         self._tunnels.close()
         self._loop.close()
 
-    def _accept(self, sock: socket.socket, name: Any) -> None:
+    def _arrive(self, caller: Caller) -> Steps[None]:
+        try:
+            if self._tls is not None:
+                yield from caller.shake_hands(self._tls)
+        except OSError as error:
+            log.info("a connection of %s ends: %s", caller.peer, error)
+            caller.leave()
+            caller.sock.close()
+            return
+        caller.leave()
+        self._admit(caller.sock, "unix" if caller.sock.family == socket.AF_UNIX else caller.peer)
+
+    def _no_place(self, peer: str, why: str) -> None:
+        log.warning("a connection of %s is refused: %s", peer, why)
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
         with self._lock:
             is_full = len(self._connections) >= self._most and not self._make_room()
             if self._is_closed or is_full:
-                log.warning("a connection of %s is refused: there are %d", name, len(self._connections))
+                log.warning("a connection of %s is refused: there are %d", peer, len(self._connections))
                 sock.close()
                 return
             self._connections[sock] = None
-        threading.Thread(target=self._serve, args=(sock, name), name="pw-proxy-client", daemon=True).start()
+        threading.Thread(target=self._serve, args=(sock, peer), name="pw-proxy-client", daemon=True).start()
 
     def _make_room(self) -> bool:
         """Ends the oldest connection without a call: whoever only keeps connections open keeps nobody out. Under the
@@ -81,9 +100,8 @@ class Server:
                 return True
         return False
 
-    def _serve(self, sock: socket.socket, name: Any) -> None:
+    def _serve(self, sock: socket.socket, peer: str) -> None:
         """The thread of one connection."""
-        peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
         try:
             near, identities = self._plain(sock)
             connection = Connection(self._service, near, peer, identities)
@@ -93,7 +111,7 @@ class Server:
             if is_closed:
                 connection.end()
             connection.run()
-        except OSError as error:  # of this caller's socket or handshake
+        except OSError as error:  # of this caller's socket
             log.info("a connection of %s ends: %s", peer, error)
             sock.close()
         except Exception:
@@ -106,15 +124,14 @@ class Server:
 
     def _plain(self, sock: socket.socket) -> tuple[socket.socket, tuple[str, ...]]:
         """A socket with what is within TLS, and the names in the caller's certificate."""
-        if self._tls is None:
+        if not isinstance(sock, ssl.SSLSocket):
+            sock.setblocking(True)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock, ()
-        sock.settimeout(HANDSHAKE_S)
-        secure = self._tls.wrap_socket(sock, server_side=True)
         near, far = socket.socketpair()
-        self._tunnels.add(secure, far)
-        return near, _names_in(secure.getpeercert())
+        self._tunnels.add(sock, far)
+        return near, _names_in(sock.getpeercert())
 
 
 def _names_in(certificate: Any) -> tuple[str, ...]:

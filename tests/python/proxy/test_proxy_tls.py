@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -97,3 +98,16 @@ def test_a_client_that_does_not_offer_http2(scene: Scene) -> None:
                 pass
     with scene.channel(scene.authority.credentials("client", "bob")) as channel:
         assert ask(channel)
+
+
+def test_silent_callers_keep_nobody_out(scene: Scene) -> None:
+    """More of them than there may be connections, who begin no handshake, or half of one (CERT-4)."""
+    most = scene.server._most
+    with contextlib.ExitStack() as stack:
+        for number in range(most + 10):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", scene.port), timeout=10))
+            silent.sendall(b"\x16\x03\x01"[: number % 4])
+        before = threading.active_count()
+        with scene.channel(scene.authority.credentials("client", "alice")) as channel:
+            assert ask(channel)
+        assert before < most
