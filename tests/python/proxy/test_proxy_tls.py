@@ -16,6 +16,7 @@ from doors import PACKAGE
 
 from pathways import errors
 from pathways._jaxlib.proxy_messages import message
+from pathways.proxy.limits import Limits
 from pathways.proxy.server import Server
 from pathways.proxy.service import Client, Service
 from pathways.trust.authority import Authority
@@ -31,7 +32,7 @@ class Scene:
         self.authority = Authority.create(str(folder / "mine"))
         self.other = Authority.create(str(folder / "other"))
         context = self.authority.credentials("controller", "proxy").server_context()
-        self.server = Server(Service(self._refuse), ["127.0.0.1:0"], context)
+        self.server = Server(Service(self._refuse, Limits(sessions=2)), ["127.0.0.1:0"], context)
         self.port = self.server.ports[0]
 
     def _refuse(self, client: Client) -> NoReturn:
