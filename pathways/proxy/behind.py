@@ -201,5 +201,8 @@ class Devices(Protocol):
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """How an array of this kind lies in memory when nobody says: XLA's text, such as "{1,0}"."""
 
+    def tidy(self) -> None:
+        """Executables were dropped: what others keep for them is to be freed soon."""
+
     def close(self) -> None:
         """The client is gone: everything of it is freed. Called once, last."""

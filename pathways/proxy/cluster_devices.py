@@ -221,6 +221,10 @@ class ClusterDevices:
         """See `Devices`."""
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
 
+    def tidy(self) -> None:
+        """See `Devices`."""
+        self._threads.submit(self._session.sweep_if_open)
+
     def close(self) -> None:
         """See `Devices`."""
         self._waiter.close()

@@ -127,6 +127,7 @@ def program_text(state: State, call: Call) -> Fill:
 def destruct(state: State, call: Call) -> Fill:
     """The client has no use for an executable any more. What runs of it goes on."""
     state.executables.drop([call.body.loaded_executable_handle])
+    state.devices.tidy()
     return None
 
 

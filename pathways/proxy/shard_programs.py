@@ -29,6 +29,7 @@ class ShardProgram:
         """
         self._control = places.session.control()
         self._islands, self._devices = places.islands, bound.bindings
+        places.session.sweep()  # of those that it replaces
         self._registration = Registration(places.session, program, bound)
         self._settle()
         self._call = call(self._registration.number, self._registration.group)

@@ -205,6 +205,9 @@ class LocalDevices:
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
 
+    def tidy(self) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
         self.pool.shutdown(wait=False)

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from control_clusters import eventually
-from stock_clients import environment, serving
+from stock_clients import StockClient, environment, serving
 
 import pathways as pw
 from pathways import _core
 from pathways.cli import main
-from pathways.cluster.operator import look
+from pathways.cluster.operator import inspect, look
 from pathways.compiler.ir import Tiling
 from pathways.proxy.behind import AllShards
 from pathways.proxy.cluster_buffers import form_of_kind, whole
@@ -173,6 +173,19 @@ def test_a_run_that_could_not_take_its_argument_is_no_example() -> None:
         executable.execute([AllShards(buffer)], ())
         assert executable._usual == example
     assert asked == [(0,), (), (0,)]
+
+
+def test_programs_that_are_dropped_leave_the_hosts(cluster: Any) -> None:
+    def programs() -> list[int]:
+        return [host["programs"] for host in inspect(cluster.address)["hosts"]]
+
+    with serving(cluster.address) as variables, StockClient(variables) as client:
+        client.out("x = jax.device_put(np.ones(4, np.float32), on(jax.devices()))")
+        before = programs()
+        client.out("fs = [jax.jit(lambda v, n=n: v * n) for n in range(3)]; [f(x).block_until_ready() for f in fs]")
+        assert programs() != before
+        client.out("import gc; del fs; jax.clear_caches(); gc.collect()")
+        eventually(lambda: programs() == before, "hosts have dropped the programs")
 
 
 def test_where_it_listens() -> None:
