@@ -30,6 +30,7 @@ from pathways._jaxlib.callbacks import (
     calls_back,
     wait_for_effects_also,
 )
+from pathways._jaxlib.colocated import common_objects, use_colocated_devices
 from pathways._jaxlib.compile_cache import compile_anew, has_compile_cache, keep_executables
 from pathways._jaxlib.compiler_log import quiet
 from pathways._jaxlib.effects import effect_name, has_effects, source_of, unknown_effect

@@ -33,6 +33,7 @@ ROOTS = (
     "xla/python/ifrt_proxy/common/grpc_ifrt_service.proto",
     "xla/python/ifrt_proxy/common/array_util.proto",
     "xla/python/ifrt_proxy/contrib/pathways/status_annotator.proto",
+    "xla/python/ifrt/custom_call_program.proto",
     "xla/python/ifrt/sharding_serdes.proto",
     "xla/python/ifrt/layout_serdes.proto",
     "xla/python/pjrt_ifrt/xla_sharding.proto",

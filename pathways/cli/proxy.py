@@ -63,6 +63,18 @@ if TYPE_CHECKING:
     default=None,
     help="What becomes of work that a program's own arrays leave no room for, if it does not say.",
 )
+@click.option(
+    "--functions",
+    is_flag=True,
+    help="With --listen: callers may run Python on hosts, as the hosts' user (jax.experimental.colocated_python).",
+)
+@click.option(
+    "--function-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="So long may a call of a program's Python function on hosts take.",
+)
 @click.option("--programs", type=click.IntRange(1), default=None, help="So many programs at a time at most.")
 @click.option("--until-input-ends", is_flag=True, hidden=True, help="End with standard input: with who started it.")
 def proxy(
@@ -73,6 +85,8 @@ def proxy(
     callers: str | None,
     shared_directory: str | None,
     group: str | None,
+    functions: bool,
+    function_seconds: float,
     programs: int | None,
     until_input_ends: bool,
     **terms: Any,
@@ -102,6 +116,7 @@ def proxy(
     offered = {what: value for what, value in terms.items() if value is not None}
     checked = ClientTerms.checked(**offered)
     limits = Limits() if programs is None else Limits(sessions=programs)
+    deadline_s = function_seconds if functions or listen is None else None
     target = address or _only(named_clusters())
     with contextlib.ExitStack() as stack:
         if listen is None:
@@ -116,7 +131,7 @@ def proxy(
         # A program would wait for a cluster that is not there, or refuses it.
         connect_apart(target, dataclasses.replace(checked, name="pathways proxy")).close()
         directory = None if shared_directory is None else SharedDirectory(shared_directory)
-        service = Service(lambda client: open_session(target, client, offered), limits, directory)
+        service = Service(lambda client: open_session(target, client, offered, deadline_s), limits, directory)
         try:
             server = stack.enter_context(contextlib.closing(Server(service, [listen], credentials)))
             if number is not None:

@@ -134,6 +134,9 @@ class Computation:
     `options` are XLA's (a serialized `CompileOptionsProto`) of a module that was compiled for its devices elsewhere:
     hosts compile it as it is, with its own shardings and donations, and no axis names a device. `views` has an entry
     per output of a computation without a module that only shows shards of its inputs, and copies nothing.
+
+    A computation with a callback and no module is a call of that host function: once per host, with the shards that
+    its inputs have there.
     """
 
     name: str
@@ -158,6 +161,11 @@ class Computation:
     def is_move(self) -> bool:
         """Whether it moves an array between device memory and host memory."""
         return any(type.memory is Memory.HOST for type in (*self.inputs, *self.outputs))
+
+    @property
+    def is_host_call(self) -> bool:
+        """Whether it calls a host function, and computes nothing itself."""
+        return bool(self.callbacks) and not self.module
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import jax
 
 from pathways import _jaxlib, _native
 from pathways.compiler.ir import LogicalProgram
-from pathways.host import executables, memory_moves, raw_computations
+from pathways.host import executables, host_calls, memory_moves, raw_computations
 from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
@@ -200,6 +200,9 @@ class Programs:
                 continue
             if computation.views:
                 loaded.append(raw_computations.view(bound, computation, self._devices))
+                continue
+            if computation.is_host_call:
+                loaded.append(host_calls.load(bound, computation, self._devices, registered.asker(1)))
                 continue
             devices = [self._devices.device(number) for number in bound.bindings[computation.mesh]]
             if computation.options:

@@ -22,6 +22,8 @@ import numpy as np
 
 #: The most characters of an error text.
 MAX_ERROR_CHARS = 1 << 14
+#: Lines of these files are not the user's.
+_OWN = ("/pathways/process/", "/pathways/proxy/", "/jax/_src/", "/jax/experimental/colocated_python/")
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 Kind = tuple[tuple[int, ...], np.dtype]
@@ -152,12 +154,12 @@ def filled(tree: Any, arrays: Sequence[Any]) -> Any:
 
 
 def describe(problem: BaseException) -> str:
-    """An exception's type and text, with the lines of the user's code that it came through."""
+    """An exception's type and text, what was added to it, and the lines of the user's code that it came through."""
     try:
-        text = str(problem)
+        text = "\n".join((str(problem), *getattr(problem, "__notes__", ())))
     except Exception:
         text = "(its text cannot be made)"
     lines = traceback.extract_tb(problem.__traceback__)
-    theirs = [line for line in lines if "/pathways/process/" not in line.filename]
+    theirs = [line for line in lines if not any(room in line.filename for room in _OWN)]
     places = "".join(f"\n    {line.filename}:{line.lineno} in {line.name}: {line.line or ''}" for line in theirs[-8:])
     return f"{type(problem).__name__}: {text}{places}"[:MAX_ERROR_CHARS]

@@ -187,11 +187,12 @@ def load_program(data: bytes) -> LogicalProgram:
     for computation in program.computations:
         _check_move(computation)
         _check_views(computation, program)
+        _check_host_call(computation, program)
     for node in program.nodes:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
         _check("value", (*node.inputs, *node.outputs), len(program.values))
-        _check_shown(program, node)
+        _check_node_types(program, node)
         if is_offloaded or (node.kind is NodeKind.CALL and program.computations[node.computation].is_move):
             _check_offloaded(program, node)
         _check_exchange(program, node)
@@ -240,14 +241,27 @@ def _check_views(computation: Computation, program: LogicalProgram) -> None:
             _check("shard", [shard], program.meshes[computation.inputs[number].mesh].size)
 
 
-def _check_shown(program: LogicalProgram, node: Node) -> None:
-    """A node of views has the arrays that they are of."""
+def _check_node_types(program: LogicalProgram, node: Node) -> None:
+    """A node of views, or of a call of a host function, has the arrays of its computation: hosts take their bytes."""
     called = program.computations[node.computation] if node.kind is NodeKind.CALL else None
-    if called is None or not called.views:
+    if called is None or not (called.views or called.is_host_call):
         return
     inputs, outputs = (tuple(program.values[value] for value in each) for each in (node.inputs, node.outputs))
     if (inputs, outputs) != (called.inputs, called.outputs):
-        raise PlanError(f"node {node.name!r} shows arrays of other types than its computation")
+        raise PlanError(f"node {node.name!r} has arrays of other types than its computation")
+
+
+def _check_host_call(computation: Computation, program: LogicalProgram) -> None:
+    """A call of a host function has one, which the program brings, and arrays on its own devices."""
+    if not computation.is_host_call:
+        return
+    what = f"computation {computation.name!r}"
+    if len(computation.callbacks) != 1 or any(computation.donated):
+        raise PlanError(f"{what} calls {len(computation.callbacks)} host functions without a module, or donates")
+    if computation.callbacks[0] not in {function.number for function in program.host_functions}:
+        raise PlanError(f"{what} calls a host function that its program does not have")
+    if any(type.mesh != computation.mesh for type in (*computation.inputs, *computation.outputs)):
+        raise PlanError(f"{what} calls a host function with arrays on other devices than its own")
 
 
 def _check_move(computation: Computation) -> None:

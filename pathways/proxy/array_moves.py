@@ -15,6 +15,7 @@ from pathways.proxy.arrays import Array, StringBuffer, of_buffer, of_parts
 from pathways.proxy.behind import Buffer
 from pathways.proxy.calls import Call, Kind, many
 from pathways.proxy.errors import Code, Refused, not_implemented
+from pathways.proxy.late_strings import LateStrings
 from pathways.proxy.replies import Fill
 from pathways.proxy.shardings import Sharding
 from pathways.proxy.state import State
@@ -71,6 +72,8 @@ def _copied(state: State, call: Call, array: Array, sharding: Sharding) -> Array
 
 def _strings(array: Array, sharding: Sharding) -> StringBuffer:
     held = [(one.buffer, number) for one, number in array.parts]
+    if any(isinstance(buffer, LateStrings) for buffer, _ in held):
+        raise not_implemented("strings that a function on hosts has made cannot be copied; read them, and put them")
     values = tuple(buffer.values[number] for buffer, number in held if isinstance(buffer, StringBuffer))
     return StringBuffer(values, held[0][0].shape, sharding.devices, sharding.memory_kind)
 

@@ -23,10 +23,6 @@ def copy_to_host_buffer(state: State, call: Call) -> Outcome:
         array = _readable(state, call)
         held, number = array.parts[0]
         strides = host_arrays.strides_of(call.body)
-        if isinstance(held.buffer, StringBuffer):
-            state.buffers.put(handle, host_arrays.strings_to(held.buffer.values[number]))
-            call.reply()
-            return Outcome.LATER
         shard = array.shards()[0]
     except BaseException:
         state.buffers.release(handle)
@@ -36,14 +32,19 @@ def copy_to_host_buffer(state: State, call: Call) -> Outcome:
         try:
             if isinstance(values, BaseException):
                 raise values
-            state.buffers.put(handle, host_arrays.to_bytes(values, strides))
+            is_string = array.dtype.is_string
+            data = host_arrays.strings_to(values) if is_string else host_arrays.to_bytes(values, strides)
+            state.buffers.put(handle, data)
         except BaseException as error:
             state.buffers.release(handle)
             call.fail(refusal_of(error).within(held.context))
         else:
             call.reply()
 
-    state.devices.fetch(shard, read)
+    if isinstance(held.buffer, StringBuffer):
+        held.buffer.read(number, read)
+    else:
+        state.devices.fetch(shard, read)
     return Outcome.LATER
 
 
@@ -97,7 +98,7 @@ def _may_read(state: State, call: Call) -> bool:
         if array.dtype.is_string:
             held, number = array.parts[0]
             assert isinstance(held.buffer, StringBuffer)
-            size = sum(map(len, held.buffer.values[number]))
+            size = held.buffer.most_bytes(number)
         else:
             numpy = host_arrays.numpy_of(array.dtype)
             size = host_arrays.region_bytes(numpy, array.shape, host_arrays.strides_of(call.body))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pathways.proxy.behind import AllShards, Buffer, Done, Shard
 from pathways.proxy.contexts import Context
@@ -30,6 +30,14 @@ class StringBuffer:
         self, values: tuple[Strings, ...], shape: tuple[int, ...], devices: tuple[int, ...], memory_kind: str
     ) -> None:
         self.values, self.shape, self.devices, self.memory_kind = values, shape, devices, memory_kind
+
+    def most_bytes(self, number: int) -> int:
+        """The bytes of one shard's strings at most."""
+        return sum(map(len, self.values[number]))
+
+    def read(self, number: int, then: Callable[[Strings | BaseException], None]) -> None:
+        """Tells `then` the strings of one shard, or why there are none; from any thread."""
+        then(self.values[number])
 
     def when_ready(self, then: Done) -> None:
         """Strings are ready from the start."""

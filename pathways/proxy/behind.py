@@ -156,6 +156,30 @@ class Executable(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """An array as a function takes or makes it, and how it is cut over the function's devices, evenly."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    tiling: Tiling
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A Python function of a client. Each host of `devices` calls it as `call(host, *arguments)`, in a process that it
+    has for the client, where `call` comes by cloudpickle. An argument has the shards of a parameter that lie on the
+    host's devices, in the order of `devices`, one behind the other along a first dimension. Of this form are the
+    results, a list.
+    """
+
+    name: str
+    call: Callable[..., list[np.ndarray[Any, Any]]]
+    devices: tuple[int, ...]
+    parameters: tuple[Cut, ...]
+    results: tuple[Cut, ...]
+
+
 class Devices(Protocol):
     """The devices of one client."""
 
@@ -197,6 +221,9 @@ class Devices(Protocol):
         """Compiles a StableHLO module, a portable artifact or text, for `devices`: replica by replica, partitions in
         order. `options` is a serialized xla.CompileOptionsProto.
         """
+
+    def load(self, function: Function, then: Callable[[Executable | BaseException], None]) -> None:
+        """Makes a Python function one that can be run, like what is compiled. It donates nothing."""
 
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """How an array of this kind lies in memory when nobody says: XLA's text, such as "{1,0}"."""

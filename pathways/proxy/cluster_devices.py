@@ -12,9 +12,10 @@ from pathways import _jaxlib, errors
 from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
-from pathways.proxy.behind import DeviceInfo, Executable, Machine, Shard
+from pathways.proxy.behind import DeviceInfo, Executable, Function, Machine, Shard
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, form_of_kind, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
+from pathways.proxy.cluster_functions import ClusterFunction
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, apart, stacked, tiled
 from pathways.proxy.service import Client
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
@@ -29,8 +30,11 @@ _THREADS = 8
 _MOST_MOVES = 256
 
 
-def open_session(address: str, client: Client, offered: Mapping[str, Any] | None = None) -> ClusterDevices:
-    """The devices of the cluster at an address, for a caller of the door; on which terms says `terms_of`.
+def open_session(
+    address: str, client: Client, offered: Mapping[str, Any] | None = None, deadline_s: float | None = None
+) -> ClusterDevices:
+    """The devices of the cluster at an address, for a caller of the door; on which terms says `terms_of`. A call of a
+    Python function may take `deadline_s` seconds; None: it may call none.
 
     A slice of the door shows shards of another one, so each must lie where the client's numbers say.
 
@@ -38,14 +42,14 @@ def open_session(address: str, client: Client, offered: Mapping[str, Any] | None
         ConnectError: nobody listens at the address.
         OptionError: it asks for what makes no sense, or for more than the proxy's or the cluster's operator allows.
     """
-    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})))
+    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})), deadline_s)
 
 
 class ClusterDevices:
     """See `pathways.proxy.behind.Devices`."""
 
-    def __init__(self, session: Cluster) -> None:
-        self._session = session
+    def __init__(self, session: Cluster, deadline_s: float | None = None) -> None:
+        self._session, self._deadline_s = session, deadline_s
         self._places = Places(session)
         self._waiter = Waiter(session, self._places.islands)
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "pathways-door")
@@ -198,6 +202,32 @@ class ClusterDevices:
     ) -> None:
         """See `Devices`."""
 
+        def make() -> Executable:
+            arrays_only = _jaxlib.without_tokens(module)
+            name, parameters, results = _jaxlib.signature_of(arrays_only)
+            described = Module(name, arrays_only, options, devices, parameters, results)
+            return ClusterExecutable(self._places, self._waiter, described)
+
+        self._make(devices, make, then)
+
+    def load(self, function: Function, then: Callable[[Executable | BaseException], None]) -> None:
+        """See `Devices`."""
+
+        def make() -> Executable:
+            if self._deadline_s is None:
+                raise errors.PermissionDeniedError(
+                    f"{function.name}: programs run no Python on the hosts of this proxy, which others than its user "
+                    "can reach. Its operator may let them: `pathways proxy --functions`"
+                )
+            return ClusterFunction(self._places, self._waiter, function, self._deadline_s)
+
+        self._make(function.devices, make, then)
+
+    def _make(
+        self, devices: DeviceList, make: Callable[[], Executable], then: Callable[[Executable | BaseException], None]
+    ) -> None:
+        """Makes an executable, by a thread, if its devices are those of one island."""
+
         def work() -> None:
             try:
                 if len(islands := self._islands_of(devices)) > 1:
@@ -205,10 +235,7 @@ class ClusterDevices:
                         f"a program runs on the devices of one island, and these are of the islands {sorted(islands)}. "
                         "Take those of one, as [d for d in jax.devices() if d.slice_index == 0]"
                     )
-                arrays_only = _jaxlib.without_tokens(module)
-                name, parameters, results = _jaxlib.signature_of(arrays_only)
-                described = Module(name, arrays_only, options, devices, parameters, results)
-                made = ClusterExecutable(self._places, self._waiter, described)
+                made = make()
             except BaseException as error:
                 # Not by a name that stays: this frame and its error would be a circle, and keep the program.
                 then(error)

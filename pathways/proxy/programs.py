@@ -1,6 +1,7 @@
 """Compile requests, by the type of their program.
 
-Only StableHLO is compiled. Each other type has a function of its own, which says what it is and refuses it.
+StableHLO is compiled, and Python functions for hosts are loaded. Each other type has a function of its own, which says
+what it is and refuses it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from pathways import _jaxlib
 from pathways._jaxlib.proxy_messages import message
+from pathways.proxy import colocated
 from pathways.proxy.array_making import check_devices
 from pathways.proxy.behind import Executable
 from pathways.proxy.calls import Call, Kind, Outcome
@@ -57,7 +59,7 @@ def compile_stablehlo(state: State, call: Call) -> None:
     module, *asked = _jaxlib.by_default_layouts(body.program.data)
 
     def compiled(outcome: Executable | BaseException) -> None:
-        state.post(lambda: _compiled(state, call, outcome, devices, *asked))
+        state.post(lambda: _made(state, call, outcome, lambda made: loaded(made, devices, *asked)))
 
     state.devices.compile(module, options, devices, compiled)
 
@@ -72,10 +74,12 @@ def compile_ifrt_ir(state: State, call: Call) -> None:
 
 def compile_custom_call(state: State, call: Call) -> None:
     """A Python function for hosts, of jax.experimental.colocated_python."""
-    raise not_implemented(
-        "functions of jax.experimental.colocated_python are not run by this proxy yet; Pathways' own client runs "
-        "functions on hosts (`pw.host_callback`)"
-    )
+    function, results = colocated.parse(state, call.body.program.data)
+
+    def loaded(outcome: Executable | BaseException) -> None:
+        state.post(lambda: _made(state, call, outcome, lambda made: colocated.loaded(state, function, made, results)))
+
+    state.devices.load(function, loaded)
 
 
 def compile_plugin(state: State, call: Call) -> None:
@@ -116,15 +120,13 @@ def options_of(data: bytes) -> tuple[bytes, tuple[int, ...]]:
     return options, devices
 
 
-def _compiled(
-    state: State, call: Call, outcome: Executable | BaseException, devices: tuple[int, ...], *asked: tuple[str, ...]
-) -> None:
+def _made(state: State, call: Call, outcome: Executable | BaseException, load: Callable[[Executable], Loaded]) -> None:
     """The executable is there, or its error. In the session's thread."""
     if isinstance(outcome, BaseException):
         call.fail(outcome)
         return
     try:
-        program = loaded(outcome, devices, *asked)
+        program = load(outcome)
         (handle,) = state.executables.add([], [program])
     except Exception as error:
         call.fail(error)

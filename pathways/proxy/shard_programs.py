@@ -9,7 +9,7 @@ from typing import Any
 
 from pathways import _core, errors
 from pathways.api.programs.registration import Registration
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind, View
+from pathways.compiler.ir import ArrayType, Computation, HostFunction, LogicalProgram, Node, NodeKind, View
 from pathways.plan.binding import BoundProgram
 from pathways.protocol import control_pb2 as pb
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places
@@ -113,6 +113,7 @@ class Builder:
         self._computations: list[Computation] = []
         self._nodes: list[Node] = []
         self._arguments: list[int] = []
+        self._functions: list[HostFunction] = []
 
     def argument(self, kind: Kind) -> int:
         """The next argument: its value."""
@@ -129,15 +130,18 @@ class Builder:
         options: bytes = b"",
         views: tuple[View, ...] = (),
         donates: Sequence[bool] = (),
+        function: HostFunction | None = None,
     ) -> list[int]:
-        """Calls a module, or shows views, on these devices; returns the values that it makes."""
+        """Calls a module, or a function on each host, or shows views, on these devices; returns the values that it
+        makes.
+        """
         made = [self._value(kind) for kind in outputs]
         gives = tuple(donates) or (False,) * len(inputs)
         takes, makes = (tuple(self._values[value] for value in values) for values in (inputs, made))
-        number = len(self._computations)
-        self._computations.append(
-            Computation(self._name, module, self._mesh(devices), takes, makes, gives, options=options, views=views)
-        )
+        number, mesh = len(self._computations), self._mesh(devices)
+        callbacks = () if function is None else (function.number,)
+        self._functions += [] if function is None else [function]
+        self._computations.append(Computation(self._name, module, mesh, takes, makes, gives, callbacks, options, views))
         self._nodes.append(
             Node(NodeKind.CALL, self._name, number, tuple(inputs), tuple(made), self._name, donates=gives)
         )
@@ -173,6 +177,7 @@ class Builder:
             tuple(self._arguments),
             tuple(results),
             tuple(position in donated for position in range(len(self._arguments))),
+            host_functions=tuple(self._functions),
         )
         bindings = tuple(each.binding.devices for each in slices)
         bound = BoundProgram(program, bindings, session.control().topology.devices_per_host)

@@ -40,6 +40,8 @@ def init(state: State, call: Call) -> Fill:
             )
             made.attributes.SetInParent()
             attributes = {"slice_index": device.slice_index, "host": device.host, **device.attributes}
+            if device.kind == "cpu":
+                attributes["colocation_id"] = device.id  # it is what `colocated_cpu_devices` finds for itself
             fill_attributes(attributes, made.attributes)
             for number, kind in enumerate(device.memories):
                 memory = place * len(kind_numbers) + kind_numbers[kind]

@@ -28,6 +28,7 @@ from pathways.proxy.behind import (
     Buffer,
     DeviceInfo,
     ExecutableMetadata,
+    Function,
     Machine,
     Parameter,
     Result,
@@ -204,6 +205,9 @@ class LocalDevices:
 
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
+
+    def load(self, function: Function, then: Callable[[Any], None]) -> None:
+        then(NotImplementedError("these devices call no functions"))
 
     def tidy(self) -> None:
         pass
