@@ -1,7 +1,8 @@
 """A client of Pathways beside stock JAX clients that flood, that are killed in the midst of work, and whose island is
 lost: it goes on, and every value of it is right. What the others had is freed (PROXY-3, OWN-1, ERR-2).
 
-PATHWAYS_SEED repeats what is drawn; PATHWAYS_MIX_S is for how long collectives of several clients cross.
+PATHWAYS_SEED repeats what is drawn; PATHWAYS_MIX_S is for how long collectives of several clients cross, in seconds. For
+more than 150, give pytest `-o faulthandler_timeout=0`.
 """
 
 from __future__ import annotations
