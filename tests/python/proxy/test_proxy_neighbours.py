@@ -1,8 +1,7 @@
 """A client of Pathways beside stock JAX clients that flood, that are killed in the midst of work, and whose island is
 lost: it goes on, and every value of it is right. What the others had is freed (PROXY-3, OWN-1, ERR-2).
 
-PATHWAYS_SEED repeats what is drawn; PATHWAYS_MIX_S is for how long collectives of several clients cross, in seconds. For
-more than 150, give pytest `-o faulthandler_timeout=0`.
+PATHWAYS_SEED repeats what is drawn; PATHWAYS_MIX_S is for how long collectives of several clients cross, in seconds.
 """
 
 from __future__ import annotations
@@ -185,6 +184,7 @@ def test_one_whose_island_is_lost(cluster: Any, variables: dict[str, str], neigh
     eventually(lambda: all_freed(cluster.address), "all is freed")
 
 
+@pytest.mark.watchdog(MIX_S + 150)
 def test_two_whose_collectives_cross_with_others(cluster: Any, variables: dict[str, str], neighbour: Neighbour) -> None:
     seed = int(os.environ.get("PATHWAYS_SEED", random.randrange(1 << 32)))
     print(f"PATHWAYS_SEED={seed}")
