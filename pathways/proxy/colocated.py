@@ -25,6 +25,7 @@ from pathways.proxy.loaded import Loaded, LoadedResult
 from pathways.proxy.packed_strings import MOST_BYTES
 from pathways.proxy.shardings import cell_shape
 from pathways.proxy.state import State
+from pathways.quirks import quirks_of
 
 TYPE = "jax_colocated_python_v0.0.1"
 #: The longest function: hosts keep it, and the controller for those that start again.
@@ -75,7 +76,7 @@ def _check_devices(state: State, name: str, devices: tuple[int, ...]) -> None:
     if not devices or len(set(devices)) != len(devices):
         raise Refused(Code.INVALID_ARGUMENT, f"{name} is for the devices {list(devices)[:16]}")
     kinds = {device.id: device.kind for device in state.machine.devices}
-    if others := sorted({kinds[device] for device in devices} - {"cpu"}):
+    if others := sorted({kinds[device] for device in devices if not quirks_of(kinds[device]).is_host_memory}):
         raise not_implemented(
             f"{name} is for devices of the kind {', '.join(others)}; this proxy runs functions of "
             "jax.experimental.colocated_python on CPU devices"

@@ -11,6 +11,7 @@ from pathways.proxy.calls import Call, Kind
 from pathways.proxy.errors import Code, Refused, not_implemented
 from pathways.proxy.replies import Fill
 from pathways.proxy.state import State
+from pathways.quirks import quirks_of
 
 RUNTIME = "pathways"
 #: What JAX asks a backend for. Without the first one, `jax.export` fails.
@@ -40,7 +41,7 @@ def init(state: State, call: Call) -> Fill:
             )
             made.attributes.SetInParent()
             attributes = {"slice_index": device.slice_index, "host": device.host, **device.attributes}
-            if device.kind == "cpu":
+            if quirks_of(device.kind).is_host_memory:
                 attributes["colocation_id"] = device.id  # it is what `colocated_cpu_devices` finds for itself
             fill_attributes(attributes, made.attributes)
             for number, kind in enumerate(device.memories):
