@@ -100,7 +100,7 @@ bool Peers::keep(const PeerHeader& from, std::span<const std::byte> bytes) {
   const auto at = expected_.find({from.host, from.epoch});
   if (at == expected_.end()) return false;
   Early& early = at->second;
-  early.bytes += bytes.size() + sizeof early.records[0];
+  early.bytes += bytes.size() + sizeof(std::vector<std::byte>);
   if (early.bytes <= kMostKept) early.records.emplace_back(bytes.begin(), bytes.end());
   return true;
 }

@@ -14,8 +14,8 @@
 /// class drops what comes through a link from another epoch than the sender's present one. A sender counts only on its
 /// own channel, so no host can speak for another one.
 ///
-/// The order tells a host of a loss, and it may come by a slow link. A successor beyond the link speaks as soon as it is
-/// expected here. So what it says before this host knows of the loss is kept, and counts when the successor is opened.
+/// The order tells a host of a loss, and it may come by a slow link. A successor beyond the link speaks as soon as it
+/// is expected here. So what it says before this host knows of the loss is kept, and counts when it is opened.
 ///
 /// Threading: the owner's thread, and between `leave` and `come_back` a thread of this class instead. `check` and
 /// `expect`: any thread.
