@@ -48,9 +48,9 @@ class Peers {
  public:
   /// Does a record of a peer, without its PeerHeader. Returns what is wrong with it; empty: nothing, and it was done.
   using Take = std::function<std::string(uint32_t peer, std::span<const std::byte> record)>;
-  static constexpr size_t kMostKept = size_t{16} << 20;  ///< bytes of a successor that is expected (TRUST-1)
   /// The channel from a peer is closed, because of a fault.
   using Closed = std::function<void(uint32_t peer, const std::string& fault)>;
+  static constexpr size_t kMostKept = size_t{16} << 20;  ///< bytes of one peer that is expected (TRUST-1)
 
   /// `own`: the block of this host, number `self`. `blocks`: those of all hosts, by number; not there: the host is lost
   /// now, or beyond the link. `epochs`: of all hosts; kAbsent: the host is lost now. Empty: the hosts that have blocks
@@ -111,15 +111,15 @@ class Peers {
     std::vector<uint64_t> partial_words = {};
   };
 
-  /// What a peer said that is expected.
+  /// What an expected peer has said.
   struct Early {
     std::vector<std::vector<std::byte>> records = {};
     size_t bytes = 0;  ///< more than kMostKept: some records were dropped
   };
 
   void open(uint32_t host, const HostView& block, int32_t epoch);
-  void take_early(uint32_t host, int32_t epoch);
   bool keep(const PeerHeader& from, std::span<const std::byte> bytes);
+  void take_early(uint32_t host, int32_t epoch);
   uint32_t drain(Channel& channel);
   std::string take(const Channel& channel, std::span<const std::byte> bytes);
   bool may_bring(const Channel& channel, const PeerHeader& from) const;

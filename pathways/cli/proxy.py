@@ -139,13 +139,13 @@ def proxy(
                 os.chmod(listen.removeprefix("unix:"), 0o660)
         except OSError as error:
             raise click.ClickException(str(error)) from None
+        over = threading.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):  # before it says that it is there
+            signal.signal(each, lambda *_: over.set())
         where = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.ports[0]}"
         click.echo(f"JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://{where}")
         if credentials is None:
             click.echo("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true")
-        over = threading.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: over.set())
         if until_input_ends:
             threading.Thread(target=_read_to_the_end, args=(over,), daemon=True).start()
         over.wait()

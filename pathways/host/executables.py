@@ -69,11 +69,11 @@ _computation_p = _jaxlib.module_primitive("pathways_computation", _load_module)
 class MemoryStats:
     """Bytes per device that an executable needs; aliased (donated) bytes are counted in arguments and outputs."""
 
-    argument_bytes: int
-    output_bytes: int
-    temporary_bytes: int
-    alias_bytes: int
-    code_bytes: int
+    argument_bytes: int = 0
+    output_bytes: int = 0
+    temporary_bytes: int = 0
+    alias_bytes: int = 0
+    code_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,7 @@ def cost_of(compiled: Any) -> dict[str, float]:
 def memory_of(stats: Any) -> MemoryStats:
     """What XLA says of an executable's memory, if it says something."""
     if stats is None:
-        return MemoryStats(0, 0, 0, 0, 0)
+        return MemoryStats()
     return MemoryStats(
         stats.argument_size_in_bytes,
         stats.output_size_in_bytes,

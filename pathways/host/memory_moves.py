@@ -20,7 +20,6 @@ from pathways.plan.resharding import Placement
 
 #: JAX's name of host memory from which devices copy at full speed.
 HOST_MEMORY = "pinned_host"
-_NOTHING = MemoryStats(0, 0, 0, 0, 0)
 
 
 def load(placed: Placement, devices: HostDevices) -> Executable:
@@ -43,7 +42,7 @@ def load(placed: Placement, devices: HostDevices) -> Executable:
     def move(array: jax.Array) -> tuple[jax.Array]:
         return (jax.device_put(array, sharding),)
 
-    return Executable(move, (), (sharding,), _NOTHING, dict)
+    return Executable(move, (), (sharding,), MemoryStats(), dict)
 
 
 @own_settings

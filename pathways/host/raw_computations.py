@@ -21,8 +21,6 @@ from pathways.host.own_settings import own_settings
 from pathways.plan.binding import BoundProgram
 from pathways.plan.viewing import viewed_here
 
-_NOTHING = MemoryStats(0, 0, 0, 0, 0)
-
 
 def compile_raw(computation: Computation, devices: Sequence[jax.Device]) -> Executable:
     """Compiles a raw module. The result says what XLA says of it; `load` makes what a program calls.
@@ -75,13 +73,9 @@ def _check_outputs(form: _jaxlib.Form, bound: BoundProgram, computation: Computa
         if form.output_shardings:
             grid, _, _ = _jaxlib.tiles_of(form.output_shardings[number], len(shape), count)
         made.append((tuple(-(-size // parts) for size, parts in zip(shape, grid, strict=True)), dtype))
-    said = [(_shard_shape(bound, type), type.dtype) for type in computation.outputs]
+    said = [(bound.placement(type).packing.cell, type.dtype) for type in computation.outputs]
     if made != said or any(type.mesh != computation.mesh for type in computation.outputs):
         raise errors.PlanError(f"computation {computation.name!r} makes shards {made}, and its program says {said}")
-
-
-def _shard_shape(bound: BoundProgram, type: ArrayType) -> tuple[int, ...]:
-    return tuple(size // parts for size, parts in zip(type.shape, bound.placement(type).parts(), strict=True))
 
 
 def view(bound: BoundProgram, computation: Computation, here: HostDevices) -> Executable:
@@ -93,7 +87,7 @@ def view(bound: BoundProgram, computation: Computation, here: HostDevices) -> Ex
     for type, each in zip(computation.outputs, computation.views, strict=True):
         for number in set(each.inputs):
             source = computation.inputs[number]
-            if (_shard_shape(bound, source), source.dtype) != (_shard_shape(bound, type), type.dtype):
+            if (bound.placement(source).packing.cell, source.dtype) != (bound.placement(type).packing.cell, type.dtype):
                 raise errors.PlanError(f"computation {computation.name!r} shows shards of {source} as those of {type}")
         if type.mesh != computation.mesh:
             raise errors.PlanError(f"computation {computation.name!r} shows shards on other devices than its own")
@@ -110,7 +104,7 @@ def view(bound: BoundProgram, computation: Computation, here: HostDevices) -> Ex
             for aval, sharding, shown in recipes
         ]
 
-    return Executable(call, (), (), _NOTHING, dict)
+    return Executable(call, (), (), MemoryStats(), dict)
 
 
 def _aval(type: ArrayType) -> Any:

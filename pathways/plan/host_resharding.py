@@ -56,7 +56,7 @@ def host_reshard_plan(
     itemsize = target.type.dtype.itemsize
     own = [device for device in source.devices if device // devices_per_host == host]
     position = {device: number for number, device in enumerate(own)}
-    shard = [size // parts for size, parts in zip(source.type.shape, source.parts(), strict=True)]
+    shard = source.packing.cell
     reads = sorted(
         {
             position[copy.device]
@@ -94,6 +94,6 @@ def host_reshard_plan(
         tuple(shown[device] for device in target.devices if device in shown),
         copied,
         len(own),
-        tuple(shard),
+        shard,
         itemsize,
     )

@@ -12,6 +12,7 @@ from pathways import _jaxlib, errors
 from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
+from pathways.proxy import layouts
 from pathways.proxy.behind import DeviceInfo, Executable, Function, Machine, Shard
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, form_of_kind, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable, Module
@@ -246,7 +247,7 @@ class ClusterDevices:
 
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """See `Devices`."""
-        return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
+        return layouts.default_text(len(shape))
 
     def tidy(self) -> None:
         """See `Devices`."""

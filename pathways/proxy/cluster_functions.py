@@ -12,6 +12,7 @@ from pathways.process.host_functions import write
 from pathways.proxy.behind import Buffer, Cut, ExecutableMetadata, Function, Parameter, Result, Shard
 from pathways.proxy.cluster_buffers import Form, form_of, form_of_kind, whole
 from pathways.proxy.cluster_kinds import Kind, Places
+from pathways.proxy.layouts import default_text
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
 from pathways.proxy.waiter import Waiter
 
@@ -44,9 +45,9 @@ class ClusterFunction:
         self.metadata = ExecutableMetadata(
             name=function.name,
             fingerprint=b"",
-            parameters=tuple(Parameter(None, _layout(cut)) for cut in function.parameters),
+            parameters=tuple(Parameter(None, default_text(len(cut.shape))) for cut in function.parameters),
             results=tuple(
-                Result(cut.shape, cut.dtype.name, kind.shard_shape, None, _layout(cut), "")
+                Result(cut.shape, cut.dtype.name, kind.shard_shape, None, default_text(len(cut.shape)), "")
                 for cut, kind in zip(function.results, self._results, strict=True)
             ),
             donated=(),
@@ -75,7 +76,3 @@ class ClusterFunction:
         builder = Builder(self._places, self._name)
         inputs = [form.add_to(builder) for form in forms]
         return builder.build(builder.call(self._devices, inputs, self._results, function=self._function))
-
-
-def _layout(cut: Cut) -> str:
-    return "{" + ",".join(map(str, reversed(range(len(cut.shape))))) + "}"

@@ -11,6 +11,11 @@ _ONE_TILE = re.compile(r"\(([\d,]*)\)")
 _BITS, _SPACE = re.compile(r"E\((\d+)\)"), re.compile(r"S\((\d+)\)")
 
 
+def default_text(rank: int) -> str:
+    """XLA's text of the layout of an array that nobody chose: the last dimension is the innermost."""
+    return "{" + ",".join(map(str, reversed(range(rank)))) + "}"
+
+
 def fill(text: str, proto: Any) -> None:
     """Writes an xla.LayoutProto from XLA's text; from an empty one, nothing."""
     found = _TEXT.fullmatch(text.strip())

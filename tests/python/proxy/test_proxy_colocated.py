@@ -48,12 +48,6 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def variables(cluster: Any) -> Iterator[dict[str, str]]:
-    with serving(cluster.address) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def shared(variables: dict[str, str]) -> Iterator[StockClient]:
     with StockClient(variables) as made:
         made.out(BEGIN)

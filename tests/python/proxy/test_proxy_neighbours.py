@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from control_clusters import eventually
 from jax.sharding import PartitionSpec as P
-from stock_clients import StockClient, serving
+from stock_clients import StockClient
 
 import pathways as pw
 from pathways.cluster.operator import look
@@ -122,12 +122,6 @@ class Neighbour:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with pw.connect(pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=2)) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def variables(cluster: Any) -> Iterator[dict[str, str]]:
-    with serving(cluster.address) as made:
         yield made
 
 
