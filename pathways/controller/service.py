@@ -408,7 +408,9 @@ class AgentsService(agent_rpc.AgentsServicer):
 
         def over() -> None:
             agent.requests.put_nowait(None)
-            self._agents.lose(agent, "its session is over")
+            # When a relay is silent, the machine that it carries may be the first one to give up.
+            carried = f", while the relay {agent.link.via} carried it" if agent.link.via else ""
+            self._agents.lose(agent, f"its session is over{carried}")
 
         async for request in _exchange(reports, agent.report, over, agent.requests):
             yield request

@@ -30,7 +30,7 @@ from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.operator import drain, undrain
 
 #: By how much `World.kept` may differ after a pair.
-MORE = {"fds": 20, "threads": 12, "MiB": 400, "shm": 0, "processes": 0}
+MORE = {"fds": 20, "threads": 12, "MiB": 400, "processes": 0}
 
 
 # -- faults: each plays itself on a machine, and returns when it is over ---------------------------------------------

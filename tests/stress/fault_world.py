@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import queue
 import secrets
@@ -180,7 +179,6 @@ class World:
             "fds": controller.num_fds(),
             "threads": controller.num_threads(),
             "MiB": controller.memory_info().rss >> 20,
-            "shm": len(os.listdir("/dev/shm")),
             "processes": len(self.processes()),
         }
 
