@@ -1,7 +1,6 @@
 """What the devices of a platform do differently from others: the one table of it. A new platform gets a row here.
 
-All other code asks this table, and not for a platform's name. Who finds a platform's devices on a machine, before JAX
-has seen them, is `pathways.process.environment`.
+How devices are found and set up, before JAX has seen them, is in `pathways.process.environment`.
 """
 
 from __future__ import annotations

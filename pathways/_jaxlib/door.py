@@ -43,6 +43,7 @@ from pathways._jaxlib.executables import (
 )
 from pathways._jaxlib.foreign_arrays import accept_arrays, users_level
 from pathways._jaxlib.foreign_shardings import accept_shardings
+from pathways._jaxlib.ifrt_programs import IfrtArray, IfrtProgram, mpmd_compile_options, read_ifrt_program
 from pathways._jaxlib.jaxprs import (
     DropVar,
     Literal,
@@ -123,6 +124,7 @@ from pathways._jaxlib.raw_modules import (
     by_default_layouts,
     compile_raw,
     form_of,
+    op_sharding,
     raw_call,
     refuse_calls_of_python,
     shown,

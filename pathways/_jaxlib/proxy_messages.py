@@ -34,6 +34,7 @@ ROOTS = (
     "xla/python/ifrt_proxy/common/array_util.proto",
     "xla/python/ifrt_proxy/contrib/pathways/status_annotator.proto",
     "xla/python/ifrt/custom_call_program.proto",
+    "xla/python/ifrt/ir/ifrt_ir_program.proto",
     "xla/python/ifrt/sharding_serdes.proto",
     "xla/python/ifrt/layout_serdes.proto",
     "xla/python/pjrt_ifrt/xla_sharding.proto",
@@ -49,12 +50,15 @@ PROTOCOLS = (16, 25)
 _SERDES = (2, 6)
 _NEWEST_FIELD = ("xla.ifrt.RemapPlanProto", "input_devices_for_output")
 _BEFORE = 3
-# XlaCompileOptionsProto depends on all of XLA's options. The door reads the device assignment alone, and passes the
-# options on as they came. So it has messages of its own with these fields; the others are fields that nobody knows.
-OPTIONS: dict[str, list[tuple[str, int, str | None]]] = {
-    "XlaOptions": [("compile_options", 1, None)],
+# XlaCompileOptionsProto and IfrtIrCompileOptionsProto depend on all of XLA's options. The door reads devices alone, and
+# passes the options on as they came. So it has messages of its own with these fields; the others are fields that nobody
+# knows. A field is of bytes, of numbers, of text, or of a message; with a star there may be many.
+OPTIONS: dict[str, list[tuple[str, int, str]]] = {
+    "XlaOptions": [("compile_options", 1, "bytes")],
     "CompileOptions": [("executable_build_options", 3, ".pathways.proxy.BuildOptions")],
     "BuildOptions": [("device_assignment", 9, ".xla.DeviceAssignmentProto")],
+    "IfrtIrOptions": [("device_ids", 1, "int32*"), ("compile_option_overrides", 2, ".pathways.proxy.Override*")],
+    "Override": [("key", 1, "string"), ("value", 2, "bytes")],
 }
 _WIRE_LENGTH = 2
 _LAST_FIELD = 14  # of FileDescriptorProto
@@ -175,7 +179,12 @@ def _options_file() -> descriptor_pb2.FileDescriptorProto:
     kinds = descriptor_pb2.FieldDescriptorProto
     for name, fields in OPTIONS.items():
         one = made.message_type.add(name=name)
-        for field, number, type_name in fields:
-            kind = kinds.TYPE_MESSAGE if type_name else kinds.TYPE_BYTES
-            one.field.add(name=field, number=number, label=kinds.LABEL_OPTIONAL, type=kind, type_name=type_name)
+        for field, number, type_text in fields:
+            what = type_text.removesuffix("*")
+            label = kinds.LABEL_OPTIONAL if what == type_text else kinds.LABEL_REPEATED
+            if what.startswith("."):
+                one.field.add(name=field, number=number, label=label, type=kinds.TYPE_MESSAGE, type_name=what)
+            else:
+                kind = kinds.Type.Value(f"TYPE_{what.upper()}")
+                one.field.add(name=field, number=number, label=label, type=kind)
     return made

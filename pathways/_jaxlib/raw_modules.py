@@ -328,16 +328,26 @@ def tiled_sharding(devices: Sequence[jax.Device], grid: Sequence[int], cells: Se
     """The sharding by which devices[i] holds part `cells[i]` of an array that is cut into `grid` parts per dimension.
     Each part lies on equally many devices.
     """
+    return sharding_impls.GSPMDSharding(tuple(devices), _hlo.HloSharding.from_proto(_op_sharding(grid, cells)))
+
+
+def op_sharding(grid: Sequence[int], cells: Sequence[int]) -> bytes:
+    """The same as a serialized `OpSharding`."""
+    return bytes(_op_sharding(grid, cells).SerializeToString())
+
+
+def _op_sharding(grid: Sequence[int], cells: Sequence[int]) -> Any:
+    op = _hlo.OpSharding()
     count = math.prod(grid)
     if count == 1:
-        return sharding_impls.GSPMDSharding(tuple(devices), _hlo.HloSharding.replicate())
+        op.type = _hlo.OpSharding.Type.REPLICATED
+        return op
     replicas = len(cells) // count
-    op = _hlo.OpSharding()
     op.type = _hlo.OpSharding.Type.OTHER
     op.tile_assignment_dimensions = [*grid, replicas] if replicas > 1 else list(grid)
     op.tile_assignment_devices = sorted(range(len(cells)), key=lambda number: cells[number])
     op.replicate_on_last_tile_dim = replicas > 1
-    return sharding_impls.GSPMDSharding(tuple(devices), _hlo.HloSharding.from_proto(op))
+    return op
 
 
 def tiles_of(sharding: bytes, dimensions: int, devices: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:

@@ -132,6 +132,7 @@ def proxy(
         connect_apart(target, dataclasses.replace(checked, name="pathways proxy")).close()
         directory = None if shared_directory is None else SharedDirectory(shared_directory)
         service = Service(lambda client: open_session(target, client, offered, deadline_s), limits, directory)
+        stack.enter_context(contextlib.closing(service.reader)).start()
         try:
             server = stack.enter_context(contextlib.closing(Server(service, [listen], credentials)))
             if number is not None:

@@ -48,12 +48,16 @@ def load(
     """What calls a compiled raw module, in a program where inputs and outputs are of these types, and the plan lets it
     take the memory of the inputs that `donates` names.
 
+    A program that says nothing of what a module makes is there to have it compiled; a run of it fails.
+
     Raises:
-        PlanError: the module makes other arrays than the program says: their bytes would be read by wrong sizes
-            (TRUST-1).
+        PlanError: the module takes or makes other arrays than the program says: their bytes would be read by wrong
+            sizes (TRUST-1).
     """
     assert compiled.form is not None
-    _check_outputs(compiled.form, bound, computation)
+    is_right = _is_right(compiled.form, bound, computation)
+    if not is_right:
+        return dataclasses.replace(compiled, call=functools.partial(_not_to_run, computation.name), raw=compiled)
     outputs = [(type.shape, type.dtype, here.sharding(bound.placement(type))) for type in computation.outputs]
     copied = [number for number in compiled.form.donated if number >= len(donates) or not donates[number]]
     default = here.local[0].default_memory().kind
@@ -62,20 +66,31 @@ def load(
     return dataclasses.replace(compiled, call=call, raw=compiled)
 
 
-def _check_outputs(form: _jaxlib.Form, bound: BoundProgram, computation: Computation) -> None:
-    if not computation.outputs:
-        return  # nothing of it can be read
-    _, _, results = _jaxlib.signature_of(computation.module)
+def _is_right(form: _jaxlib.Form, bound: BoundProgram, computation: Computation) -> bool:
+    """Whether the module takes and makes what the program says. No error, if the program says of no result."""
+    _, parameters, results = _jaxlib.signature_of(computation.module)
     count = len(bound.bindings[computation.mesh])
-    made = []
-    for number, (shape, dtype) in enumerate(results):
-        grid: tuple[int, ...] = (1,) * len(shape)
-        if form.output_shardings:
-            grid, _, _ = _jaxlib.tiles_of(form.output_shardings[number], len(shape), count)
-        made.append((tuple(-(-size // parts) for size, parts in zip(shape, grid, strict=True)), dtype))
-    said = [(bound.placement(type).packing.cell, type.dtype) for type in computation.outputs]
-    if made != said or any(type.mesh != computation.mesh for type in computation.outputs):
-        raise errors.PlanError(f"computation {computation.name!r} makes shards {made}, and its program says {said}")
+    for verb, arrays, shardings, types in (
+        ("takes", parameters, form.parameter_shardings, computation.inputs),
+        ("makes", results, form.output_shardings, computation.outputs),
+    ):
+        own = []
+        for number, (shape, dtype) in enumerate(arrays):
+            grid: tuple[int, ...] = (1,) * len(shape)
+            if shardings:
+                grid, _, _ = _jaxlib.tiles_of(shardings[number], len(shape), count)
+            own.append((tuple(-(-size // parts) for size, parts in zip(shape, grid, strict=True)), dtype))
+        said = [(bound.placement(type).packing.cell, type.dtype) for type in types]
+        if own == said and all(type.mesh == computation.mesh for type in types):
+            continue
+        if computation.outputs:
+            raise errors.PlanError(f"computation {computation.name!r} {verb} shards {own}, and its program says {said}")
+        return False
+    return True
+
+
+def _not_to_run(name: str, *arrays: jax.Array) -> Any:
+    raise errors.PlanError(f"computation {name!r} is compiled only: its program does not say what it makes")
 
 
 def view(bound: BoundProgram, computation: Computation, here: HostDevices) -> Executable:

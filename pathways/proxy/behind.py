@@ -156,6 +156,14 @@ class Executable(Protocol):
         """
 
 
+class GraphExecutable(Executable, Protocol):
+    """An executable of several programs."""
+
+    @property
+    def parts(self) -> tuple[ExecutableMetadata, ...]:
+        """What is known of each part of the graph."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """An array as a function takes or makes it, and how it is cut over the function's devices, evenly."""
@@ -178,6 +186,54 @@ class Function:
     devices: tuple[int, ...]
     parameters: tuple[Cut, ...]
     results: tuple[Cut, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module of StableHLO, portable bytecode or text, with shape and element type of each parameter and result."""
+
+    name: str
+    data: bytes
+    parameters: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A program: a module that is compiled for `devices`, replica by replica, partitions in order. `options` is a
+    serialized xla.CompileOptionsProto.
+    """
+
+    module: Module
+    options: bytes
+    devices: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a graph. It calls `parts[part]`, which may take over the inputs in the places `donated`; or it moves
+    its only input, and `part` is -1. Inputs and outputs are numbers of values.
+    """
+
+    part: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    donated: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """Several programs, and moves between their devices. Of the `values`, arrays on devices, the first `arguments` are
+    given; those in `donated` are taken over. The steps are in an order in which they can run.
+    """
+
+    name: str
+    values: tuple[tuple[Cut, tuple[int, ...]], ...]
+    arguments: int
+    parts: tuple[Part, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+    donated: frozenset[int]
 
 
 class Devices(Protocol):
@@ -211,16 +267,11 @@ class Devices(Protocol):
     def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Buffer:
         """The same bytes as shards of another dtype and shape, on the same devices."""
 
-    def compile(
-        self,
-        module: bytes,
-        options: bytes,
-        devices: tuple[int, ...],
-        then: Callable[[Executable | BaseException], None],
-    ) -> None:
-        """Compiles a StableHLO module, a portable artifact or text, for `devices`: replica by replica, partitions in
-        order. `options` is a serialized xla.CompileOptionsProto.
-        """
+    def compile(self, part: Part, then: Callable[[Executable | BaseException], None]) -> None:
+        """Compiles a program."""
+
+    def join(self, graph: Graph, then: Callable[[GraphExecutable | BaseException], None]) -> None:
+        """Compiles all parts of a graph, and makes it one program. The devices of each part are of one island."""
 
     def load(self, function: Function, then: Callable[[Executable | BaseException], None]) -> None:
         """Makes a Python function one that can be run, like what is compiled. It donates nothing."""

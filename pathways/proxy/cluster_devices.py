@@ -13,10 +13,11 @@ from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
 from pathways.proxy import layouts
-from pathways.proxy.behind import DeviceInfo, Executable, Function, Machine, Shard
+from pathways.proxy.behind import DeviceInfo, Executable, Function, Graph, GraphExecutable, Machine, Part, Shard
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, form_of_kind, pieces_of, whole
-from pathways.proxy.cluster_executables import ClusterExecutable, Module
+from pathways.proxy.cluster_executables import ClusterExecutable
 from pathways.proxy.cluster_functions import ClusterFunction
+from pathways.proxy.cluster_graphs import ClusterGraph
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, apart, stacked, tiled
 from pathways.proxy.service import Client
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
@@ -198,18 +199,11 @@ class ClusterDevices:
 
     # ---- programs
 
-    def compile(
-        self, module: bytes, options: bytes, devices: DeviceList, then: Callable[[Executable | BaseException], None]
-    ) -> None:
+    def compile(self, part: Part, then: Callable[[Executable | BaseException], None]) -> None:
         """See `Devices`."""
-
-        def make() -> Executable:
-            arrays_only = _jaxlib.without_tokens(module)
-            name, parameters, results = _jaxlib.signature_of(arrays_only)
-            described = Module(name, arrays_only, options, devices, parameters, results)
-            return ClusterExecutable(self._places, self._waiter, described)
-
-        self._make(devices, make, then)
+        self._make(
+            [(part.module.name, part.devices)], lambda: ClusterExecutable(self._places, self._waiter, part), then
+        )
 
     def load(self, function: Function, then: Callable[[Executable | BaseException], None]) -> None:
         """See `Devices`."""
@@ -222,20 +216,22 @@ class ClusterDevices:
                 )
             return ClusterFunction(self._places, self._waiter, function, self._deadline_s)
 
-        self._make(function.devices, make, then)
+        self._make([(function.name, function.devices)], make, then)
+
+    def join(self, graph: Graph, then: Callable[[GraphExecutable | BaseException], None]) -> None:
+        """See `Devices`."""
+        places = [(part.module.name, part.devices) for part in graph.parts]
+        self._make(places, lambda: ClusterGraph(self._places, self._waiter, graph), then)
 
     def _make(
-        self, devices: DeviceList, make: Callable[[], Executable], then: Callable[[Executable | BaseException], None]
+        self, places: Sequence[tuple[str, DeviceList]], make: Callable[[], Executable], then: Callable[[Any], None]
     ) -> None:
-        """Makes an executable, by a thread, if its devices are those of one island."""
+        """Makes an executable, by a thread, if the devices of each of its programs are those of one island."""
 
         def work() -> None:
             try:
-                if len(islands := self._islands_of(devices)) > 1:
-                    raise errors.SliceError(
-                        f"a program runs on the devices of one island, and these are of the islands {sorted(islands)}. "
-                        "Take those of one, as [d for d in jax.devices() if d.slice_index == 0]"
-                    )
+                for name, devices in places:
+                    self._check_island(name, devices)
                 made = make()
             except BaseException as error:
                 # Not by a name that stays: this frame and its error would be a circle, and keep the program.
@@ -244,6 +240,13 @@ class ClusterDevices:
                 then(made)
 
         self._threads.submit(work)
+
+    def _check_island(self, name: str, devices: DeviceList) -> None:
+        if len(islands := self._islands_of(devices)) > 1:
+            raise errors.SliceError(
+                f"a program runs on the devices of one island, and those of {name} are of the islands "
+                f"{sorted(islands)}. Take those of one, as [d for d in jax.devices() if d.slice_index == 0]"
+            )
 
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """See `Devices`."""

@@ -12,10 +12,11 @@ from pathways.proxy.attributes import fill_attributes
 from pathways.proxy.calls import Call, Kind, Outcome, many, one
 from pathways.proxy.errors import Code, Refused, not_implemented, refusal_of
 from pathways.proxy.futures import Future, when_all_ready
-from pathways.proxy.loaded import Loaded
+from pathways.proxy.loaded import Loaded, LoadedResult
 from pathways.proxy.replies import Fill
 from pathways.proxy.state import State
 
+NO_LAYOUTS = not_implemented("the layouts of a program whose results depend on its arguments")
 NO_MPMD = Refused(Code.INVALID_ARGUMENT, "LoadedExecutable is not an MPMD executable")
 
 
@@ -28,11 +29,12 @@ def execute(state: State, call: Call) -> Fill:
     body = call.body
     program = state.executables.find(body.loaded_executable_handle)
     try:
-        handles, status = _start(state, call, program)
+        handles, status, results = _start(state, call, program)
     except Exception as error:
         refusal = refusal_of(error).within(call.context)
-        if body.result_array_handle or refusal.code is not Code.DATA_LOSS:
+        if body.result_array_handle or refusal.code is not Code.DATA_LOSS or program.results_of is not None:
             raise
+        results = program.results
         handles = [state.arrays.add_error(refusal) for _ in program.results]
         status = state.futures.add_error(refusal) if body.execute_options.fill_status else 0
     if body.result_array_handle:
@@ -40,7 +42,7 @@ def execute(state: State, call: Call) -> Fill:
 
     def fill(response: Any) -> None:
         response.status_handle = status
-        for handle, result in zip(handles, program.results, strict=True):
+        for handle, result in zip(handles, results, strict=True):
             output = response.outputs.add(array_handle=handle)
             output.dtype.kind = result.dtype.kind
             output.shape.dims.extend(result.shape)
@@ -49,14 +51,15 @@ def execute(state: State, call: Call) -> Fill:
     return fill
 
 
-def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int]:
-    """Starts an executable; the handles of its results, and of their future, or 0."""
+def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int, Sequence[LoadedResult]]:
+    """Starts an executable; the handles of its results, and of their future, or 0, and what the results are."""
     body = call.body
     if body.device_ids and tuple(body.device_ids) != program.devices:
         raise not_implemented("a program that is compiled for no devices cannot be run here")
     arrays = usable(state, body.args_handles)
     _check_arguments(program, arrays)
-    state.arrays.check_free(body.result_array_handle, len(program.results))
+    results = program.results if program.results_of is None else program.results_of(arrays)
+    state.arrays.check_free(body.result_array_handle, len(results))
     options = body.execute_options
     if options.fill_status:
         state.futures.check_free(one("result_status_handle")(body), 1)
@@ -70,10 +73,10 @@ def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int]:
     name = program.name
     made = [
         of_buffer(buffer, name, result.dtype, result.shape, result.sharding, call.context)
-        for buffer, result in zip(buffers, program.results, strict=True)
+        for buffer, result in zip(buffers, results, strict=True)
     ]
     handles = state.arrays.add_checked(body.result_array_handle, made)
-    return handles, _status(state, body, made) if options.fill_status else 0
+    return handles, _status(state, body, made) if options.fill_status else 0, results
 
 
 def fetch_result(state: State, call: Call) -> Outcome:
@@ -91,12 +94,12 @@ def metadata(state: State, call: Call) -> Fill:
     def fill(response: Any) -> None:
         _fill_shardings([parameter.sharding for parameter in found.parameters], response, "parameter_shardings")
         _fill_shardings([result.sharding for result in found.results], response, "output_shardings")
-        for made, texts in zip(
-            (response.parameter_layouts_list, response.output_layouts_list), program.layouts, strict=True
-        ):
-            made.SetInParent()
-            for text in texts:
-                layouts.fill(text, made.layouts.add())
+        if program.results_of is None:
+            _fill_layouts(program.layouts[0], response.parameter_layouts_list)
+            _fill_layouts(program.layouts[1], response.output_layouts_list)
+        else:
+            NO_LAYOUTS.fill(response.parameter_layouts_error)
+            NO_LAYOUTS.fill(response.output_layouts_error)
         response.output_memory_kinds.memory_kind_lists.add(memory_kinds=[one.memory_kind for one in found.results])
         response.donated_input_indices.SetInParent()
         response.donated_input_indices.donated_input_indices.extend(sorted(found.donated))
@@ -142,15 +145,33 @@ def delete(state: State, call: Call) -> Fill:
 
 
 def mpmd_metadata(state: State, call: Call) -> Fill:
-    """What the parts of an MPMD program need; no program here has parts yet."""
-    state.executables.find(call.body.mpmd_loaded_executable_handle)
-    return lambda response: NO_MPMD.fill(response.mpmd_compiled_memory_stats_error)
+    """What each program of an MPMD executable needs."""
+    parts = state.executables.find(call.body.mpmd_loaded_executable_handle).mpmd
+
+    def fill(response: Any) -> None:
+        if parts is None:
+            NO_MPMD.fill(response.mpmd_compiled_memory_stats_error)
+            return
+        response.mpmd_compiled_memory_stats.SetInParent()
+        for name, found in parts.programs.items():
+            _fill_numbers(found.memory, response.mpmd_compiled_memory_stats.compiled_memory_stats[name])
+
+    return fill
 
 
 def mpmd_cost_analysis(state: State, call: Call) -> Fill:
-    """What the parts of an MPMD program cost; no program here has parts yet."""
-    state.executables.find(call.body.loaded_executable_handle)
-    return lambda response: NO_MPMD.fill(response.status)
+    """What each program of an MPMD executable costs."""
+    parts = state.executables.find(call.body.loaded_executable_handle).mpmd
+
+    def fill(response: Any) -> None:
+        if parts is None:
+            NO_MPMD.fill(response.status)
+            return
+        response.attributes.SetInParent()
+        for name, found in parts.programs.items():
+            fill_attributes(found.cost, response.attributes.attributes[name])
+
+    return fill
 
 
 def _check_arguments(program: Loaded, arrays: Sequence[Array]) -> None:
@@ -158,11 +179,20 @@ def _check_arguments(program: Loaded, arrays: Sequence[Array]) -> None:
     if len(arrays) != expected:
         raise Refused(Code.INVALID_ARGUMENT, f"{program.name} takes {expected} arrays; {len(arrays)} came")
     for number, array in enumerate(arrays):
-        if array.devices != program.devices:
+        devices = program.devices
+        if program.takes is not None:
+            cut, devices = program.takes[number]
+            if cut is not None and (array.shape, array.dtype.numpy) != (cut.shape, cut.dtype):
+                raise Refused(
+                    Code.INVALID_ARGUMENT,
+                    f"argument {number} of {program.name} is {array.dtype.name}{list(array.shape)}, but the program "
+                    f"takes {cut.dtype}{list(cut.shape)}",
+                )
+        if array.devices != devices:
             raise Refused(
                 Code.INVALID_ARGUMENT,
                 f"argument {number} of {program.name} lies on the devices {list(array.devices)[:16]}, but the "
-                f"program runs on {list(program.devices)[:16]}",
+                f"program takes it on {list(devices)[:16]}",
             )
         if array.dtype.is_string:
             raise Refused(Code.INVALID_ARGUMENT, f"argument {number} of {program.name} has strings")
@@ -189,6 +219,12 @@ def _fill_shardings(found: Collection[bytes | None], response: Any, field: str) 
         getattr(response, field).SetInParent()
         for sharding in found:
             getattr(response, field).shardings.add().ParseFromString(sharding)
+
+
+def _fill_layouts(texts: Sequence[str], made: Any) -> None:
+    made.SetInParent()
+    for text in texts:
+        layouts.fill(text, made.layouts.add())
 
 
 def _fill_numbers(numbers: Mapping[str, int], proto: Any) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pathways.proxy import dtypes, shardings
-from pathways.proxy.behind import Executable, ExecutableMetadata, Parameter, Result
+from pathways.proxy.arrays import Array
+from pathways.proxy.behind import Cut, Executable, ExecutableMetadata, Parameter, Result
 from pathways.proxy.dtypes import DType
 from pathways.proxy.shardings import Sharding
 
@@ -22,9 +23,18 @@ class LoadedResult:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class MpmdParts:
+    """Of an executable of several programs: the devices of each mesh, and what is known of each program."""
+
+    meshes: Mapping[str, tuple[int, ...]]
+    programs: Mapping[str, ExecutableMetadata]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Loaded:
     """An executable that the client has a handle of. `layouts`: of its parameters and of its results, as the client
-    knows them.
+    knows them. `takes`: what each argument is, if that is known, and its devices, if these are not those of the
+    executable. `results_of`: what the results are, if that depends on the arguments.
     """
 
     executable: Executable
@@ -33,6 +43,9 @@ class Loaded:
     results: tuple[LoadedResult, ...]
     donated: frozenset[int]
     layouts: tuple[list[str], list[str]]
+    takes: Sequence[tuple[Cut | None, tuple[int, ...]]] | None = None
+    mpmd: MpmdParts | None = None
+    results_of: Callable[[Sequence[Array]], Sequence[LoadedResult]] | None = None
 
     @property
     def metadata(self) -> ExecutableMetadata:

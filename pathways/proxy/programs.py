@@ -1,21 +1,20 @@
 """Compile requests, by the type of their program.
 
-StableHLO is compiled, and Python functions for hosts are loaded. Each other type has a function of its own, which says
-what it is and refuses it.
+StableHLO and IFRT IR are compiled, and Python functions for hosts are loaded. A type that is not run has a function,
+too, which says what it is and refuses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from pathways import _jaxlib
 from pathways._jaxlib.proxy_messages import message
-from pathways.proxy import colocated
+from pathways.proxy import colocated, mpmd_programs, plugin_programs
 from pathways.proxy.array_making import check_devices
-from pathways.proxy.behind import Executable
+from pathways.proxy.behind import Executable, GraphExecutable, Part
 from pathways.proxy.calls import Call, Kind, Outcome
 from pathways.proxy.errors import Code, Refused, not_implemented
 from pathways.proxy.futures import READY
@@ -24,6 +23,7 @@ from pathways.proxy.shardings import MOST_DEVICES, PREFIX
 from pathways.proxy.state import State
 
 MAX_NAME = 200
+Made = TypeVar("Made", bound=Executable)
 
 
 def compile_program(state: State, call: Call) -> Outcome:
@@ -55,21 +55,25 @@ def compile_stablehlo(state: State, call: Call) -> None:
     options, devices = options_of(body.compile_options.data)
     check_devices(state, devices)
 
-    _jaxlib.refuse_calls_of_python(body.program.data)
-    module, *asked = _jaxlib.by_default_layouts(body.program.data)
+    module, *asked = state.reader.stablehlo(body.program.data)
 
     def compiled(outcome: Executable | BaseException) -> None:
         state.post(lambda: _made(state, call, outcome, lambda made: loaded(made, devices, *asked)))
 
-    state.devices.compile(module, options, devices, compiled)
+    state.devices.compile(Part(module, options, devices), compiled)
 
 
 def compile_ifrt_ir(state: State, call: Call) -> None:
     """A program of several programs over meshes, as Shardy's MPMD compiler makes them."""
-    raise not_implemented(
-        "MPMD programs in IFRT IR are not run by this proxy yet; Pathways' own client runs programs over several "
-        "slices (`pw.jit` with several devices=)"
-    )
+    body = call.body
+    if body.compile_options.type_name != f"{PREFIX}IfrtIRCompileOptions":
+        raise Refused(Code.INVALID_ARGUMENT, f"options of the type {body.compile_options.type_name[:MAX_NAME]!r}")
+    graph, meshes = mpmd_programs.parse(state, body.program.data, body.compile_options.data)
+
+    def joined(outcome: GraphExecutable | BaseException) -> None:
+        state.post(lambda: _made(state, call, outcome, lambda made: mpmd_programs.loaded(graph, meshes, made)))
+
+    state.devices.join(graph, joined)
 
 
 def compile_custom_call(state: State, call: Call) -> None:
@@ -83,11 +87,10 @@ def compile_custom_call(state: State, call: Call) -> None:
 
 
 def compile_plugin(state: State, call: Call) -> None:
-    """A request of pathwaysutils in JSON: persistence, resharding, profiling."""
-    raise not_implemented(
-        "plugin programs of pathwaysutils (persistence, reshard, profile) are not run by this proxy yet; save "
-        "checkpoints with orbax from the client instead"
-    )
+    """A request of pathwaysutils in JSON."""
+    program = plugin_programs.parse(state, call.body.program.data)
+    (handle,) = state.executables.add([], [program])
+    call.reply(lambda response: _fill(response, handle, program))
 
 
 PROGRAMS: dict[str, Callable[[State, Call], None]] = {
@@ -120,7 +123,7 @@ def options_of(data: bytes) -> tuple[bytes, tuple[int, ...]]:
     return options, devices
 
 
-def _made(state: State, call: Call, outcome: Executable | BaseException, load: Callable[[Executable], Loaded]) -> None:
+def _made(state: State, call: Call, outcome: Made | BaseException, load: Callable[[Made], Loaded]) -> None:
     """The executable is there, or its error. In the session's thread."""
     if isinstance(outcome, BaseException):
         call.fail(outcome)
@@ -139,6 +142,10 @@ def _fill(response: Any, handle: int, program: Loaded) -> None:
     response.name, response.num_devices = program.metadata.name, len(program.devices)
     response.device_ids.extend(program.devices)
     response.addressable_device_ids.extend(program.devices)
+    if program.mpmd is not None:
+        response.mpmd_addressable_devices.SetInParent()
+        for mesh, devices in program.mpmd.meshes.items():
+            response.mpmd_addressable_devices.mpmd_addressable_devices[mesh].mpmd_addressable_device_ids.extend(devices)
     if program.metadata.fingerprint:
         response.fingerprint_value = program.metadata.fingerprint
 

@@ -24,6 +24,7 @@ from pathways.proxy.errors import Code, Refused
 from pathways.proxy.host_arrays import Bytes
 from pathways.proxy.host_buffers import HostBuffers
 from pathways.proxy.limits import Limits
+from pathways.proxy.module_reader import ModuleReader
 from pathways.proxy.session import Session
 from pathways.proxy.shared_directory import SharedDirectory
 
@@ -64,6 +65,7 @@ class Service:
         self.limits = limits or Limits()
         self._open_devices = open_devices
         self._shared_directory = shared_directory
+        self.reader = ModuleReader()
         self._lock = threading.Lock()
         self._sessions: dict[int, Session | None] = {}  # None: its devices are being opened
 
@@ -93,7 +95,7 @@ class Service:
         try:
             devices = self._open_devices(client)
             try:
-                session = Session(number, devices, self.limits, send, post, lambda: self._ended(number))
+                session = Session(number, devices, self.limits, self.reader, send, post, lambda: self._ended(number))
             except BaseException:
                 devices.close()
                 raise

@@ -30,6 +30,7 @@ from pathways.proxy.host_buffers import HostBuffers
 from pathways.proxy.kinds import KINDS
 from pathways.proxy.limits import Limits
 from pathways.proxy.memory_report import object_store_dump
+from pathways.proxy.module_reader import ModuleReader
 from pathways.proxy.replies import Replies
 from pathways.proxy.state import State
 from pathways.proxy.usual_requests import UsualRequests
@@ -48,6 +49,7 @@ class Session:
         number: int,
         devices: Devices,
         limits: Limits,
+        reader: ModuleReader,
         send: Callable[[bytes], None],
         post: Callable[[Callable[[], None]], None],
         ended: Callable[[], None],
@@ -57,7 +59,7 @@ class Session:
         """
         self.number = number
         self.is_paused = False  # no request is handled for now; any thread may say so
-        self._state = State(number, devices, limits, post)
+        self._state = State(number, devices, limits, reader, post)
         self._replies = Replies(send, self._explain)
         self._usual = UsualRequests(self._state.arrays, self._state.executables, self._replies)
         self._ended = ended

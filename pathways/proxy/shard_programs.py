@@ -131,20 +131,20 @@ class Builder:
         views: tuple[View, ...] = (),
         donates: Sequence[bool] = (),
         function: HostFunction | None = None,
+        name: str = "",
     ) -> list[int]:
         """Calls a module, or a function on each host, or shows views, on these devices; returns the values that it
-        makes.
+        makes. `name`: of what is called, if not the program's.
         """
+        name = name or self._name
         made = [self._value(kind) for kind in outputs]
         gives = tuple(donates) or (False,) * len(inputs)
         takes, makes = (tuple(self._values[value] for value in values) for values in (inputs, made))
         number, mesh = len(self._computations), self._mesh(devices)
         callbacks = () if function is None else (function.number,)
         self._functions += [] if function is None else [function]
-        self._computations.append(Computation(self._name, module, mesh, takes, makes, gives, callbacks, options, views))
-        self._nodes.append(
-            Node(NodeKind.CALL, self._name, number, tuple(inputs), tuple(made), self._name, donates=gives)
-        )
+        self._computations.append(Computation(name, module, mesh, takes, makes, gives, callbacks, options, views))
+        self._nodes.append(Node(NodeKind.CALL, name, number, tuple(inputs), tuple(made), name, donates=gives))
         return made
 
     def move(self, value: int, kind: Kind) -> int:

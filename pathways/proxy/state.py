@@ -14,17 +14,23 @@ from pathways.proxy.handles import HandleTable, own_handles
 from pathways.proxy.host_buffers import HostBuffers
 from pathways.proxy.limits import Limits
 from pathways.proxy.loaded import Loaded
+from pathways.proxy.module_reader import ModuleReader
 
 
 class State:
     """All that one session holds. `number` names the session towards the client."""
 
     def __init__(
-        self, number: int, devices: Devices, limits: Limits, post: Callable[[Callable[[], None]], None]
+        self,
+        number: int,
+        devices: Devices,
+        limits: Limits,
+        reader: ModuleReader,
+        post: Callable[[Callable[[], None]], None],
     ) -> None:
         """`post` lets the session's thread do something before its next request. Any thread may call it."""
         self.number = number
-        self.devices = devices
+        self.devices, self.reader = devices, reader
         self.machine: Machine = devices.describe()
         self.device_ids = frozenset(device.id for device in self.machine.devices)
         own = own_handles()

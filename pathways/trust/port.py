@@ -1,8 +1,8 @@
 """A port that other machines can call: it lets in who shows a certificate of the cluster, or trades a token for one.
 
-The controller has one. A loop of its own takes connections and finds out who calls (`pathways/transport/callers.py`);
-its thread also waits where a token is counted on disk, and where the controller's thread decides who comes in. Then the
-purpose's handler has the connection. Any thread may call the methods.
+The controller has one, and so have agents. A loop of its own takes connections and finds out who calls
+(`pathways/transport/callers.py`); its thread also waits where a token is counted on disk, and where the controller's
+thread decides who comes in. Then the purpose's handler has the connection. Any thread may call the methods.
 
 CERT-1 (role): a handler runs only for a peer whose certificate has a role that the purpose is for.
 CERT-4 (bounded): before that, a peer has 5 s, 64 KiB, and one of 1,024 places. After that, one peer has a bounded

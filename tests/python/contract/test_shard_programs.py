@@ -3,6 +3,7 @@ plain JAX; a view copies nothing and gives nothing away (MEM-4). What a client s
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ import pathways as pw
 from pathways import _jaxlib
 from pathways.api.arrays.host_values import put_leaf
 from pathways.compiler.ir import Tiling, View
-from pathways.proxy.cluster_executables import ClusterExecutable, Module
+from pathways.proxy.behind import Module, Part
+from pathways.proxy.cluster_executables import ClusterExecutable
 from pathways.proxy.cluster_kinds import Kind, Places
 from pathways.proxy.shard_programs import Builder
 
@@ -70,6 +72,12 @@ def cut(order: tuple[int, ...]) -> Kind:
 
 def replicated(shape: tuple[int, ...], order: tuple[int, ...]) -> Kind:
     return Kind(shape, F32, order, Tiling((1,) * len(shape), (0,) * len(order)))
+
+
+def signed(module: bytes) -> Module:
+    """A module with its types."""
+    name, parameters, results = _jaxlib.signature_of(module)
+    return Module(name, module, parameters, results)
 
 
 def put(places: Places, kind: Kind, value: np.ndarray) -> Any:
@@ -162,10 +170,9 @@ def test_moves_between_tilings(places: Places, order: tuple[int, ...]) -> None:
 
 def test_an_executable_says_what_xla_says(places: Places, order: tuple[int, ...]) -> None:
     module, options = raw(step, STEP, X, W, donate=[0])
-    name, parameters, results = _jaxlib.signature_of(module)
-    made = ClusterExecutable(places, None, Module(name, module, options, order, parameters, results))  # type: ignore[arg-type]
+    made = ClusterExecutable(places, None, Part(signed(module), options, order))  # type: ignore[arg-type]
     said = made.metadata
-    assert name == "jit_step" and said.donated == (0,) and said.cost["flops"] > 0 and "HloModule" in said.text
+    assert said.name == "jit_step" and said.donated == (0,) and said.cost["flops"] > 0 and "HloModule" in said.text
     assert [(each.shape, each.dtype, each.shard_shape) for each in said.results] == [
         ((8,), "float32", (2,)),
         ((), "float32", ()),
@@ -175,16 +182,17 @@ def test_an_executable_says_what_xla_says(places: Places, order: tuple[int, ...]
 
 def test_a_module_that_xla_refuses(places: Places, order: tuple[int, ...]) -> None:
     module, options = raw(lambda x: jnp.sin(x), STEP[:1], X)
-    name, parameters, results = _jaxlib.signature_of(module)
+    whole = signed(module)
+    broken = dataclasses.replace(whole, data=b"ML" + module)
     for wrong, words in (
-        (Module(name, b"ML" + module, options, order, parameters, results), "could not compile"),
-        (Module(name, module, options, order[:2], parameters, results), "4 devices, and 2 were given"),
+        (Part(broken, options, order), "could not compile"),
+        (Part(whole, options, order[:2]), "4 devices, and 2 were given"),
     ):
         with pytest.raises(pw.errors.ComputationError, match=words):
             ClusterExecutable(places, None, wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot be read"):
         _jaxlib.signature_of(b"nonsense")
-    again = ClusterExecutable(places, None, Module(name, module, options, order, parameters, results))  # type: ignore[arg-type]
+    again = ClusterExecutable(places, None, Part(whole, options, order))  # type: ignore[arg-type]
     assert len(again.metadata.results) == 1
 
 
@@ -197,6 +205,12 @@ def test_arrays_that_are_not_what_the_program_says(places: Places, order: tuple[
         builder = Builder(places, "main")
         made = builder.call(order, [builder.argument(cut(order))], wrong, module=module, options=options)
         with pytest.raises(pw.errors.PathwaysError, match="and its program says"):
+            builder.build(made)
+    for wrong in ([halves], [doubles], [cut(order)] * 2, []):
+        builder = Builder(places, "main")
+        inputs = [builder.argument(kind) for kind in wrong]
+        made = builder.call(order, inputs, [cut(order)], module=module, options=options)
+        with pytest.raises(pw.errors.PathwaysError, match="takes shards"):
             builder.build(made)
     for wrong_view in (halves, doubles):
         builder = Builder(places, "view")
@@ -213,7 +227,7 @@ def test_options_that_name_files(places: Places, order: tuple[int, ...], tmp_pat
     parsed.executable_build_options.debug_options.xla_dump_to = str(tmp_path)
     parsed.executable_build_options.debug_options.xla_dump_hlo_as_text = True
     parsed.env_option_overrides = [("xla_dump_to", str(tmp_path))]
-    described = Module("main", module, parsed.SerializeAsString(), order, *_jaxlib.signature_of(module)[1:])
+    described = Part(signed(module), parsed.SerializeAsString(), order)
     assert ClusterExecutable(places, None, described).metadata.results  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

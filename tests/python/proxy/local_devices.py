@@ -29,8 +29,10 @@ from pathways.proxy.behind import (
     DeviceInfo,
     ExecutableMetadata,
     Function,
+    Graph,
     Machine,
     Parameter,
+    Part,
     Result,
     Shard,
 )
@@ -190,12 +192,12 @@ class LocalDevices:
         values = [np.asarray(shard.buffer.arrays[shard.number]).view(dtype).reshape(shape) for shard in shards]  # type: ignore[attr-defined]
         return self.put(tuple(shard.device for shard in shards), shards[0].buffer.memory_kind, values)
 
-    def compile(self, module: bytes, options: bytes, devices: tuple[int, ...], then: Callable[[Any], None]) -> None:
+    def compile(self, part: Part, then: Callable[[Any], None]) -> None:
         self.calls.append("compile")
 
         def work() -> None:
             try:
-                made = LocalExecutable(self, module, options, devices)
+                made = LocalExecutable(self, part.module.data, part.options, part.devices)
             except Exception as error:
                 then(error)
             else:
@@ -205,6 +207,9 @@ class LocalDevices:
 
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         return "{" + ",".join(map(str, reversed(range(len(shape))))) + "}"
+
+    def join(self, graph: Graph, then: Callable[[Any], None]) -> None:
+        then(NotImplementedError("these devices join no programs"))
 
     def load(self, function: Function, then: Callable[[Any], None]) -> None:
         then(NotImplementedError("these devices call no functions"))

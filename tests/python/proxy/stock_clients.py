@@ -14,7 +14,9 @@ from typing import Any
 
 #: Reads lines of JSON, each with a piece of Python, and answers each: what the piece left in `out`, or its error.
 _CLIENT = """
-import json, sys
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what jaxlib prints is no answer
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -28,7 +30,7 @@ for line in sys.stdin:
         said = {"out": out}
     except Exception as error:
         said = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(said), flush=True)
+    print(json.dumps(said), file=answers, flush=True)
 """
 
 

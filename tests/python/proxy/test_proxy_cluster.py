@@ -196,3 +196,24 @@ def test_where_it_listens() -> None:
     ):
         refused = CliRunner().invoke(main, ["proxy", "unix:/nowhere", *options])
         assert refused.exit_code != 0 and words in refused.output, refused.output
+
+
+def test_arrays_of_a_wrong_shape_end_no_host(cluster: Any) -> None:
+    """XLA would end the host's process when devices of one program refuse their arrays (FAULT-1, TRUST-1)."""
+    with serving(cluster.address) as variables, StockClient(variables) as client:
+        client.out(
+            """
+            d = jax.devices()
+            x = jax.device_put(np.ones((4, 8), np.float32), on(d))
+            compiled = jax.jit(lambda v: v @ v.T).lower(x).compile()
+            run = compiled._executable.xla_executable
+            """
+        )
+        for wrong in ("np.ones((8, 8), np.float32)", "np.ones((4, 2), np.float32)", "np.ones((4, 8), np.int8)"):
+            said = client.error(
+                f"[np.asarray(s) for s in run.execute_sharded([jax.device_put({wrong}, on(d))])"
+                ".disassemble_into_single_device_arrays()[0]]"
+            )
+            assert "takes shards" in said, said
+        assert client.out("out = np.asarray(compiled(x)).tolist()") == [[8.0] * 4] * 4
+    assert [host["restarts"] for host in inspect(cluster.address)["hosts"]] == [0, 0]

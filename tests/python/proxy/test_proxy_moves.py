@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.api.programs.registration import Registration
 from pathways.compiler.ir import Tiling
-from pathways.proxy.behind import Buffer, Executable, Shard
+from pathways.proxy.behind import Buffer, Executable, Module, Part, Shard
 from pathways.proxy.cluster_devices import ClusterDevices, open_session
 from pathways.proxy.cluster_executables import ClusterExecutable
 from pathways.proxy.service import Client
@@ -63,10 +63,13 @@ def program_of(devices: ClusterDevices, function: Callable[[Any], Any], where: i
     """`function`, which takes over its argument, for one device."""
     lowered = jax.jit(function, donate_argnums=0).trace(like).lower(lowering_platforms=("cpu",))
     module = str(lowered.compiler_ir("stablehlo")).encode()
-    made: Executable = told(
-        lambda then: devices.compile(module, xla.CompileOptions().SerializeAsString(), (where,), then)
-    )
+    made: Executable = told(lambda then: devices.compile(part(module, xla.CompileOptions(), where), then))
     return made
+
+
+def part(module: bytes, options: Any, where: int) -> Part:
+    name, parameters, results = _jaxlib.signature_of(module)
+    return Part(Module(name, module, parameters, results), options.SerializeAsString(), (where,))
 
 
 @pytest.mark.parametrize(("where", "is_taken"), [(1, True), (3, True), (5, True), (0, False)])
@@ -147,7 +150,7 @@ def test_reshards(devices: ClusterDevices) -> None:
 
 def test_a_program_runs_on_one_island(devices: ClusterDevices) -> None:
     with pytest.raises(errors.SliceError, match=r"of the islands \[0, 1\]\. .*slice_index == 0"):
-        told(lambda then: devices.compile(b"", b"", (0, 4), then))
+        told(lambda then: devices.compile(Part(Module("f", b"", (), ()), b"", (0, 4)), then))
 
 
 def test_a_program_that_does_not_compile_is_forgotten(devices: ClusterDevices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +168,7 @@ def test_a_program_that_does_not_compile_is_forgotten(devices: ClusterDevices, m
     texts: queue.SimpleQueue[str] = queue.SimpleQueue()
     gc.disable()
     try:
-        devices.compile(module, options.SerializeAsString(), (0,), lambda outcome: texts.put(str(outcome)))
+        devices.compile(part(module, options, 0), lambda outcome: texts.put(str(outcome)))
         assert "could not compile" in texts.get(timeout=60)
         deadline = time.monotonic() + 10
         while known and time.monotonic() < deadline:

@@ -65,8 +65,8 @@ def test_a_put_and_a_read(wire: Wire) -> None:
         ),
         ("get_default_layout_request", {"device_id": 99}, Code.NOT_FOUND),
         ("get_default_layout_request", {"dims": [-1], "dtype": {"kind": 11}}, Code.INVALID_ARGUMENT),
-        ("compile_request", {"program": {"type_name": "xla::ifrt::IfrtIRProgram"}}, Code.UNIMPLEMENTED),
-        ("compile_request", {"program": {"type_name": "xla::ifrt::PluginProgram"}}, Code.UNIMPLEMENTED),
+        ("compile_request", {"program": {"type_name": "xla::ifrt::IfrtIRProgram"}}, Code.INVALID_ARGUMENT),
+        ("compile_request", {"program": {"type_name": "xla::ifrt::PluginProgram"}}, Code.INVALID_ARGUMENT),
         ("compile_request", {"program": {"type_name": "xla::ifrt::CustomCallProgram"}}, Code.UNIMPLEMENTED),
         ("compile_request", {"program": {"type_name": "nonsense"}}, Code.UNIMPLEMENTED),
         (

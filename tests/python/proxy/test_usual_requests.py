@@ -25,6 +25,7 @@ from pathways.proxy.errors import Refused
 from pathways.proxy.handles import OWN
 from pathways.proxy.limits import Limits
 from pathways.proxy.loaded import Loaded, LoadedResult
+from pathways.proxy.module_reader import ModuleReader
 from pathways.proxy.session import Session
 
 DEVICES = (0, 1)
@@ -101,6 +102,7 @@ class Client:
             1,
             Devices(),
             limits,
+            ModuleReader(),
             self.replies.append,
             lambda work: work(),
             lambda: None,  # type: ignore[arg-type]
