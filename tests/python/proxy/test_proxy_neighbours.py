@@ -48,7 +48,7 @@ out = len(kept)
 #: Until it is killed.
 WORK = """
 import itertools
-print(json.dumps({"out": "it works"}), flush=True)
+print(json.dumps({"out": "it works"}), file=answers, flush=True)
 for n in itertools.count():
     v, w = (f(jax.device_put(x + n, where)) for where in islands)
     w = f(jax.device_put(g(g(v)), islands[1]))
