@@ -74,8 +74,9 @@ def agent(address: str, token_file: str | None, credentials: str | None, insecur
     ends it.
     """
     from pathways.cluster.agent_launcher import AgentHandle
-    from pathways.trust import given_token
+    from pathways.trust import Address, given_token
 
+    Address.parse(address)  # what is wrong with it is said before anything about tokens
     name = what.pop("name") or socket.gethostname().split(".")[0]
     token = given_token(token_file, os.environ)
     kept = None if insecure_plaintext else credentials or os.path.join(state_folder(), f"agent-{name}.pem")

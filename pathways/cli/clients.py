@@ -41,7 +41,7 @@ def clients(address: str | None, watch: bool, seconds: float, as_json: bool) -> 
     """
     from pathways.process.console import standard_output
 
-    where = only_cluster() if address is None else address
+    where = one_cluster(address)
     before = _sample(where)
     console = standard_output()
     if not watch or as_json or not console.is_terminal:
@@ -83,6 +83,24 @@ def only_cluster() -> str:
             f"{there} of yours on this machine: name one by ADDRESS; `pathways status` lists them"
         )
     return str(found[0])
+
+
+def one_cluster(address: str | None) -> str:
+    """The address of a command that may go without one."""
+    return only_cluster() if address is None else address
+
+
+_USAGE = "CLIENT [ADDRESS]"
+_client_and_address = click.argument("what", nargs=-1, required=True, metavar=_USAGE)
+
+
+def _parsed(words: tuple[str, ...]) -> tuple[int, str]:
+    """The number of a client and the address of its cluster, in any order: an address is no number."""
+    numbers = [word for word in words if word.isascii() and word.isdecimal()]
+    addresses = [word for word in words if word not in numbers]
+    if len(numbers) != 1 or len(addresses) > 1:
+        raise click.UsageError(f"expected {_USAGE}, with the client's number, got {' '.join(words)!r}")
+    return int(numbers[0]), one_cluster(addresses[0] if addresses else None)
 
 
 _Sample = dict[int, dict[str, Any]]
@@ -153,26 +171,29 @@ def _waiting(row: dict[str, Any]) -> str:
 
 
 @click.command(short_help="Change what a client may have.")
-@click.argument("address")
-@click.argument("client", type=click.IntRange(0))
+@_client_and_address
 @click.option("--weight", type=float, help="Its share of device time, against the other clients' weights.")
 @click.option("--priority", type=int, help="A higher one goes first (policy priority).")
 @click.option("--memory", type=_OrNone(SIZE), help="What it may use of each device, as 1GiB.")
 @click.option("--runs", type=_OrNone(click.IntRange(1)), help="Runs that it may have under way.")
 @click.option("--bytes", "nbytes", type=_OrNone(SIZE), help="Bytes of records that it may have under way.")
-def limit(address: str, client: int, nbytes: int | None, **given: Any) -> None:
+def limit(what: tuple[str, ...], nbytes: int | None, **given: Any) -> None:
     """Change what CLIENT may have, while it runs. What is not given stays as it is.
+
+    CLIENT is its number, as `pathways clients` shows it. ADDRESS is what `pathways up` printed; PATHWAYS_ADDRESS, or
+    this user's cluster on this machine when it is not given.
 
     A weight or priority acts on its next run. A quota below what the client has takes nothing away from it: its next
     runs and arrays wait, or fail, as it has asked when it connected. "none" takes a quota away.
     """
     from pathways.cluster.operator import limit as limit_client
 
-    changes = {what: value for what, value in {**given, "bytes": nbytes}.items() if value is not None}
+    client, address = _parsed(what)
+    changes = {name: value for name, value in {**given, "bytes": nbytes}.items() if value is not None}
     if not changes:
         raise errors.OptionError("nothing to change: give some of --weight, --priority, --memory, --runs, --bytes")
     now = limit_client(address, client, changes)
-    memory, count = (bytes_text(now[what]) if now[what] else NONE for what in ("memory", "bytes"))
+    memory, count = (bytes_text(now[name]) if now[name] else NONE for name in ("memory", "bytes"))
     click.echo(
         f"client {client} has weight {now['weight']:g}, priority {now['priority']}; "
         f"quotas: memory {memory}, runs {now['runs'] or NONE}, bytes {count}"
@@ -180,29 +201,32 @@ def limit(address: str, client: int, nbytes: int | None, **given: Any) -> None:
 
 
 @click.command(short_help="Take a client off the devices.")
-@click.argument("address")
-@click.argument("client", type=click.IntRange(0))
+@_client_and_address
 @click.option("--to", type=click.Choice(["memory", "disk"]), default="memory", show_default=True, help="Where to.")
-def suspend(address: str, client: int, to: str) -> None:
+def suspend(what: tuple[str, ...], to: str) -> None:
     """Let CLIENT's runs end, move its buffers off the devices, and let its later work wait for `pathways resume`.
 
-    `pathways status` shows the clients' numbers. The client notices only the delay.
+    CLIENT is its number, as `pathways clients` shows it; ADDRESS as there. The client notices only the delay.
     """
     from pathways.cluster.operator import suspend as suspend_client
 
+    client, address = _parsed(what)
     left = suspend_client(address, client, to_disk=to == "disk")
     click.echo(
         f"client {client} is suspended; {bytes_text(left)} left the devices\n"
-        f"`pathways resume {address} {client}` brings it back"
+        f"`pathways resume {client} {address}` brings it back"
     )
 
 
 @click.command(short_help="Bring a suspended client back.")
-@click.argument("address")
-@click.argument("client", type=click.IntRange(0))
-def resume(address: str, client: int) -> None:
-    """Bring the buffers of a suspended CLIENT back to its devices, then take its work again."""
+@_client_and_address
+def resume(what: tuple[str, ...]) -> None:
+    """Bring the buffers of a suspended CLIENT back to its devices, then take its work again.
+
+    CLIENT is its number, as `pathways clients` shows it; ADDRESS as there.
+    """
     from pathways.cluster.operator import resume as resume_client
 
+    client, address = _parsed(what)
     came = resume_client(address, client)
     click.echo(f"client {client} is not suspended any more; {bytes_text(came)} came back to the devices")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pathways.cli.clients import one_cluster
 from pathways.cli.text import Seconds, bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _BAR = 24  # characters that mean all of a device's time
 
 
 @click.command(short_help="Watch a cluster: devices, clients, queues, memory.")
-@click.argument("address")
+@click.argument("address", required=False)
 @click.option(
     "--interval",
     type=Seconds(0.1, 3600),
@@ -29,8 +30,11 @@ _BAR = 24  # characters that mean all of a device's time
     help="Seconds between two looks; shares are of this time.",
 )
 @click.option("--once", is_flag=True, help="Print one look and end, as when the output is no terminal.")
-def top(address: str, interval: float, once: bool) -> None:
-    """Show live what the cluster at ADDRESS does. q or Ctrl-C ends it.
+def top(address: str | None, interval: float, once: bool) -> None:
+    """Show live what a cluster does. q or Ctrl-C ends it.
+
+    ADDRESS is what `pathways up` printed; PATHWAYS_ADDRESS, or this user's cluster on this machine when it is not
+    given.
 
     A computation counts when its end is noticed; one that takes longer than the interval shows as 0 % and then as more
     than it had.
@@ -40,7 +44,7 @@ def top(address: str, interval: float, once: bool) -> None:
     from pathways.cluster.operator import look
     from pathways.process.console import standard_output
 
-    console = standard_output()
+    console, address = standard_output(), one_cluster(address)
     before, since = look(address), time.monotonic()
     if once or not console.is_terminal:
         time.sleep(interval)
@@ -97,9 +101,10 @@ def _look(before: StatsReply, after: StatsReply, seconds: float) -> Any:
     controller, clients = after.controller, after.clients
     names = {each.client: each.name or f"client {each.client}" for each in clients}
     runs = controller.runs - before.controller.runs
+    noun = "client" if len(clients) == 1 else "clients"
     head = Text.assemble(
         (describe(after), "bold"),
-        f"  up {duration_text(after.uptime_s)}  {len(clients)} clients  {runs / seconds:,.0f} runs/s",
+        f"  up {duration_text(after.uptime_s)}  {len(clients)} {noun}  {runs / seconds:,.0f} runs/s",
     )
     queues = Text(
         f"in the order {controller.waiting}, held back {controller.held}, on hosts "

@@ -9,17 +9,21 @@ import time
 import click
 
 from pathways import errors
+from pathways.cli.clients import one_cluster
 
 
 @click.command(short_help="Record what a cluster does, for Perfetto.")
-@click.argument("address")
+@click.argument("address", required=False)
 @click.option(
     "--seconds", type=float, default=5.0, show_default=True, help="How long; Ctrl-C or SIGTERM ends it earlier."
 )
 @click.option("--out", type=click.Path(), default="trace.json.gz", show_default=True, help="The file.")
 @click.option("--plot", type=click.Path(), default=None, help="A picture too: its file, like trace.png.")
-def trace(address: str, seconds: float, out: str, plot: str | None) -> None:
-    """Record what the cluster at ADDRESS does, and write a file that https://ui.perfetto.dev opens.
+def trace(address: str | None, seconds: float, out: str, plot: str | None) -> None:
+    """Record what a cluster does, and write a file that https://ui.perfetto.dev opens.
+
+    ADDRESS is what `pathways up` printed; PATHWAYS_ADDRESS, or this user's cluster on this machine when it is not
+    given.
 
     It has a track per device, coloured by client, with programs, computations, transfers and waits, and each client's
     runs. All clients are recorded; they notice nothing but a little time per run.
@@ -37,7 +41,7 @@ def trace(address: str, seconds: float, out: str, plot: str | None) -> None:
     # `timeout`, or a service manager: as Ctrl-C.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with record(address) as recording:
+        with record(one_cluster(address)) as recording:
             try:
                 click.echo(f"recording for {seconds:g} s ...", err=True)
                 until = time.monotonic() + seconds

@@ -26,6 +26,7 @@ class Address:
 
         Raises:
             ConnectError: the address is invalid, or no cluster listens there; the message says what to do.
+            PermissionDeniedError: this user may not go there.
         """
         scheme, _, path = address.partition(":")
         if scheme != "unix" or not path:
@@ -38,6 +39,8 @@ class Address:
             path = os.path.join(path, "control.sock")
         try:
             is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+        except PermissionError:
+            raise _of_another_user(address) from None
         except OSError as error:
             raise errors.ConnectError(
                 f"no cluster listens at {address}: {error.strerror}. `pathways up` starts one and prints its address"
@@ -52,11 +55,21 @@ def open_connection(address: str, where: Address) -> socket.socket:
 
     Raises:
         ConnectError: no cluster listens there.
+        PermissionDeniedError: this user may not connect there.
     """
     try:
         return fd_passing.connect(where.descriptors)
+    except PermissionError:
+        raise _of_another_user(address) from None
     except OSError as error:
         raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
+
+
+def _of_another_user(address: str) -> errors.PermissionDeniedError:
+    return errors.PermissionDeniedError(
+        f"permission denied: only the user who started the cluster at {address} may connect there. Others need a "
+        "cluster that listens (`pathways up --listen`), and a token"
+    )
 
 
 def first_message(address: str, connection: socket.socket) -> tuple[fd_passing.Message, list[int]]:

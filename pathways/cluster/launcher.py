@@ -85,7 +85,7 @@ def start_local_cluster(
         environment.check_devices(wanted, chosen, os.environ)
         environment.check_shared_memory(wanted)
     run_directory.sweep()
-    with shown(progress, wanted, chosen) as tell:
+    with shown(progress, wanted, chosen, listen is None) as tell:
         handle = LocalClusterHandle(wanted, chosen, listen)
         try:
             handle._connect(tell, terms)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from pathways.cluster.remote import StartupEvent
+from pathways.plan.topology import counted, grid_text
 from pathways.process.config import ClusterOptions
 from pathways.protocol import control_pb2 as pb
 
@@ -20,9 +21,11 @@ _STAGES = {
 
 @contextlib.contextmanager
 def shown(
-    progress: Callable[[StartupEvent], None] | bool | None, options: ClusterOptions, platform: str
+    progress: Callable[[StartupEvent], None] | bool | None, options: ClusterOptions, platform: str, are_here: bool
 ) -> Iterator[Callable[[StartupEvent], None] | None]:
-    """Yields the function to call with each event: the given function, one that draws a bar on stderr, or None."""
+    """Yields the function to call with each event: the given function, one that draws a bar on stderr, or None.
+    `are_here`: the hosts start here; else machines bring them.
+    """
     if callable(progress):
         yield progress
         return
@@ -43,10 +46,9 @@ def shown(
                 bar.update(task, advance=1, description=_STAGES[event.stage])
 
         yield tell
-    what = (
-        f"no hosts as yet: up to {options.max_machines} machines bring them"
-        if options.max_machines
-        else f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} {platform} "
-        "devices"
-    )
+    what = grid_text(options.islands, options.hosts_per_island, options.devices_per_host, platform)
+    if options.max_machines:
+        what = f"no hosts as yet: up to {counted(options.max_machines, 'machine')} bring them"
+    elif not are_here:
+        what = f"no hosts as yet: machines bring {what}"
     console.print(f"[green]✓[/green] {what}", highlight=False)

@@ -385,7 +385,7 @@ class ResourceManager:
         return tuple(numbers[cell] for cell in chosen)
 
     def _inventory(self) -> str:
-        return "there are " + self._topology.describe()
+        return "the cluster has " + self._topology.describe()
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------
 

@@ -164,14 +164,21 @@ class Topology:
         kinds = collections.Counter(
             (len(hosts), self.count_of(hosts[0]), self.platform_of(island)) for island, hosts in enumerate(self.islands)
         )
-        said = [
-            f"{count} islands x {hosts} hosts x {devices} {platform} devices"
-            for (hosts, devices, platform), count in kinds.items()
-        ]
+        said = [grid_text(count, hosts, devices, platform) for (hosts, devices, platform), count in kinds.items()]
         # Of an island that agents bring, nobody knows here how many they are: all its hosts have one number, not 0.
         machines = len(set(self.machines)) if 0 in self.machines else 1
         spread = f", on {machines} machines" if machines > 1 else ""
         return (" and ".join(said) or "no islands as yet") + spread
+
+
+def grid_text(islands: int, hosts: int, devices: int, platform: str) -> str:
+    """For example `2 islands x 1 host x 4 cpu devices`."""
+    return " x ".join((counted(islands, "island"), counted(hosts, "host"), counted(devices, f"{platform} device")))
+
+
+def counted(count: int, noun: str) -> str:
+    """For example `1 host`, `2 hosts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,8 +83,8 @@ def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, 
     wanted, there = options.hosts * options.devices_per_host, _visible(platform, environ)
     if wanted > len(there) * _DEVICES_PER_FILE[platform]:
         raise ConnectError(
-            f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} devices need "
-            f"{wanted} {platform} devices, but this machine shows {len(there)}; ask for fewer, or for platform='cpu'"
+            f"the hosts need {wanted} {platform} devices, but this machine shows {len(there)}; ask for fewer, or for "
+            "platform='cpu'"
         )
 
 

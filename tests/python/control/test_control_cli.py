@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import errno
 import importlib.metadata
 import io
 import json
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import rich.console
@@ -68,7 +71,7 @@ def test_up_prints_its_address_and_ends_in_order(
     for arguments in (["status"], ["status", address]):
         shown = CliRunner().invoke(cli.main, arguments)
         assert shown.exit_code == 0, shown.output
-        assert "1 islands x 2 hosts x 3 cpu devices" in shown.output and "started the cluster" in shown.output
+        assert "1 island x 2 hosts x 3 cpu devices" in shown.output and "started the cluster" in shown.output
         assert "0-2" in shown.output and "3-5" in shown.output
         lines = [line.split() for line in shown.output.splitlines()]
         for number in range(6):  # MEM-1: of both hosts, by device, then by owner and program
@@ -110,7 +113,7 @@ def test_several_clusters_are_listed(up: subprocess.Popen[str], another: subproc
     assert shown.exit_code == 0, shown.output
     lines = {line.split()[0]: line for line in shown.output.splitlines() if "unix:" in line}
     assert set(lines) == {first, second}
-    assert "2 hosts x 3 cpu devices" in lines[first] and "1 hosts x 1 cpu devices" in lines[second]
+    assert "2 hosts x 3 cpu devices" in lines[first] and "1 host x 1 cpu device" in lines[second]
     assert "`pathways status ADDRESS` shows one" in shown.output
     every = json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output)["clusters"]
     assert {each["address"] for each in every} == {first, second}
@@ -124,9 +127,42 @@ def test_suspend_and_resume_say_what_is_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(operator, "resume", lambda address, client: 3 << 20)
     shown = CliRunner().invoke(cli.main, ["suspend", "unix:/x", "7"])
     assert "client 7 is suspended; 3 MiB left the devices" in shown.output, shown.output
-    assert "`pathways resume unix:/x 7`" in shown.output
+    assert "`pathways resume 7 unix:/x`" in shown.output
     shown = CliRunner().invoke(cli.main, ["resume", "unix:/x", "7"])
     assert "client 7 is not suspended any more; 3 MiB came back" in shown.output, shown.output
+
+
+def test_commands_take_the_address_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(operator, "suspend", lambda *asking, to_disk: asked.append(asking) or 0)
+    monkeypatch.setattr(operator, "limit", lambda *asking: asked.append(asking) or collections.defaultdict(int))
+    monkeypatch.setenv("PATHWAYS_ADDRESS", "unix:/y")
+    for arguments in (["suspend", "7"], ["suspend", "7", "unix:/x"], ["suspend", "unix:/x", "7"]):
+        assert CliRunner().invoke(cli.main, arguments).exit_code == 0
+    assert CliRunner().invoke(cli.main, ["limit", "7", "--weight", "2"]).exit_code == 0
+    assert asked == [("unix:/y", 7), ("unix:/x", 7), ("unix:/x", 7), ("unix:/y", 7, {"weight": 2.0})]
+    for words in (["7", "8"], ["unix:/x"], ["unix:/x", "unix:/y", "7"]):
+        for command in ("suspend", "resume", "limit"):
+            refused = CliRunner().invoke(cli.main, [command, *words])
+            assert refused.exit_code == 2 and "expected CLIENT [ADDRESS]" in refused.output
+    for command in (["top", "--once"], ["trace", "--out", os.devnull], ["status"], ["resume", "7"]):
+        refused = CliRunner().invoke(cli.main, command)
+        assert refused.exit_code == 1 and "no cluster listens at unix:/y" in refused.output, refused.output
+
+
+def test_a_cluster_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    def denied(path: str) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("pathways.cluster.address.os.stat", denied)
+    refused = CliRunner().invoke(cli.main, ["status", f"unix:{tmp_path}/control.sock"])
+    assert refused.exit_code == 1 and "permission denied: only the user who started the cluster" in refused.output
+
+
+def test_an_agent_of_a_wrong_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATHWAYS_TOKEN", raising=False)
+    refused = CliRunner().invoke(cli.main, ["agent", "nope"])
+    assert refused.exit_code == 1 and "'nope' has no port" in refused.output
 
 
 def test_version() -> None:

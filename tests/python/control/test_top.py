@@ -42,7 +42,7 @@ def test_once(local_cluster: Any) -> None:
         busy()
     text = command.communicate()[0]
     assert command.returncode == 0
-    assert "1 islands x 2 hosts x 2 cpu devices" in text and "runs/s" in text
+    assert "1 island x 2 hosts x 2 cpu devices" in text and "runs/s" in text
     used = re.findall(r"client \d+ (\d+)%", text)
     assert used and all(0 < int(percent) <= 105 for percent in used), text
     assert re.search(rf"^\s*{local_cluster.client_id}\s+{os.getpid()}\b", text, re.MULTILINE), text

@@ -185,4 +185,4 @@ def test_a_topology_grows() -> None:
     ]
     assert grown.kinds() == ("cpu", "cuda") and grown.is_of_kind(1, "gpu") and not grown.is_of_kind(0, "gpu")
     assert grown.transfer_space(2) == empty.transfer_space(2) == 64 * 8 + 2, "numbers of spaces never change"
-    assert grown.describe() == "1 islands x 1 hosts x 4 cpu devices and 1 islands x 2 hosts x 8 cuda devices"
+    assert grown.describe() == "1 island x 1 host x 4 cpu devices and 1 island x 2 hosts x 8 cuda devices"
