@@ -49,7 +49,7 @@ class StartedHost(Protocol):
         """The last lines of its log."""
 
     def resident_bytes(self) -> int:
-        """The memory that it takes; 0: not known."""
+        """The memory that it takes; 0: not known here."""
 
 
 class Machine(Protocol):

@@ -299,7 +299,7 @@ class ControllerService(rpc.ControllerServicer):
                 host=host.number,
                 island=topology.island_of(host.number),
                 pid=host.process.pid,
-                resident_bytes=host.process.resident_bytes(),
+                resident_bytes=host.process.resident_bytes() or (counted.resident_bytes if counted else 0),
                 machine=topology.machine_of(host.number),
                 machine_name=self._cluster.placement.of(host.number).name,
                 devices=host.config.devices,

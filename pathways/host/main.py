@@ -31,7 +31,7 @@ from pathways.compiler.ir import LogicalProgram
 from pathways.host.successors import Successor
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import environment, fd_passing
-from pathways.process.children import ParentLost, die_with_parent
+from pathways.process.children import ParentLost, die_with_parent, resident_bytes
 from pathways.process.config import HostConfig, load_host
 from pathways.process.memory import memory_bytes
 from pathways.process.outgoing import incoming
@@ -409,7 +409,7 @@ def _or_end(serve: Callable[[Driver], None], driver: Driver) -> None:
 
 def _stats(driver: Driver) -> pb.HostReport:
     try:
-        return pb.HostReport(stats=pb.HostCounts(**driver.stats()))
+        return pb.HostReport(stats=pb.HostCounts(**driver.stats(), resident_bytes=resident_bytes(os.getpid())))
     except Exception:
         traceback.print_exc()
         return pb.HostReport()

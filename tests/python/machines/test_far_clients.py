@@ -85,6 +85,7 @@ def test_status_says_what_each_peer_can_take_at_the_head(machines: MachineCluste
         stats = machines.handle.control.cluster_stats()
         for machine in stats["machines"]:
             assert 0 <= machine["kept_bytes"] < 1 << 20 < machine["most_kept_bytes"] < 1 << 30
+        assert all(host["resident_bytes"] > 10 << 20 for host in stats["hosts"]), "those of agents, too"
         (ann,), (ben,) = ([c["most_kept"] for c in stats["clients"] if c["name"] == n] for n in ("ann", "ben"))
         assert ann > ben > 1 << 20, "a far client has a link, too"
         shown = CliRunner().invoke(cli.main, ["status", machines.address], env={"COLUMNS": "160"}).output
