@@ -4,9 +4,11 @@ the cluster as one program. What is wrong with one fails its own request."""
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import random
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from control_clusters import eventually
 from stock_clients import StockClient
 
 import pathways as pw
+from pathways.cluster.operator import look
 
 P = jax.sharding.PartitionSpec
 
@@ -256,6 +260,18 @@ def test_a_training_over_two_islands(client: StockClient) -> None:
         losses.append(float(value))
     np.testing.assert_allclose(found, losses, rtol=1e-4)
     assert losses[-1] < losses[0] / 2
+
+
+def test_an_island_that_is_lost(client: StockClient, cluster: Any) -> None:
+    """Its part fails, the other island goes on, and the same program runs again when the island is back (ERR-2)."""
+    client.out(LOAD_TWO + "\nrun = load(two, six, outs)\nout = np.asarray(run.execute(given)[0]).tolist()")
+    pid = look(cluster.address).hosts[3].pid
+    os.kill(pid, signal.SIGKILL)
+    said = client.error("while True: np.asarray(run.execute(given)[0])")
+    assert "DATA_LOSS" in said and (f"host 3 (pid {pid}) was killed" in said or "island 1 is down" in said), said
+    assert client.out("out = float(jax.jit(lambda v: v.sum())(given[0]))") == 496
+    eventually(lambda: {host.state for host in look(cluster.address).hosts} == {"up"}, "the island is back")
+    assert client.out("out = [np.asarray(run.execute(given)[0]).tolist() for _ in range(3)]") == [COLUMNS] * 3
 
 
 def test_what_is_given_away_is_gone(client: StockClient) -> None:
