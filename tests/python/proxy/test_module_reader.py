@@ -79,6 +79,7 @@ def stablehlo_as_text() -> bytes:
 
 
 def test_its_process_is_lost(reader: ModuleReader) -> None:
+    reader.start()
     process = reader._process
     assert process is not None
     process.kill()
