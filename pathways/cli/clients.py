@@ -41,7 +41,7 @@ def clients(address: str | None, watch: bool, seconds: float, as_json: bool) -> 
     """
     from pathways.process.console import standard_output
 
-    where = one_cluster(address)
+    where = address or only_cluster()
     before = _sample(where)
     console = standard_output()
     if not watch or as_json or not console.is_terminal:
@@ -85,11 +85,6 @@ def only_cluster() -> str:
     return str(found[0])
 
 
-def one_cluster(address: str | None) -> str:
-    """The address of a command that may go without one."""
-    return only_cluster() if address is None else address
-
-
 _USAGE = "CLIENT [ADDRESS]"
 _client_and_address = click.argument("what", nargs=-1, required=True, metavar=_USAGE)
 
@@ -100,7 +95,7 @@ def _parsed(words: tuple[str, ...]) -> tuple[int, str]:
     addresses = [word for word in words if word not in numbers]
     if len(numbers) != 1 or len(addresses) > 1:
         raise click.UsageError(f"expected {_USAGE}, with the client's number, got {' '.join(words)!r}")
-    return int(numbers[0]), one_cluster(addresses[0] if addresses else None)
+    return int(numbers[0]), addresses[0] if addresses else only_cluster()
 
 
 _Sample = dict[int, dict[str, Any]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pathways.cli.clients import one_cluster
+from pathways.cli.clients import only_cluster
 from pathways.cli.text import Seconds, bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def top(address: str | None, interval: float, once: bool) -> None:
     from pathways.cluster.operator import look
     from pathways.process.console import standard_output
 
-    console, address = standard_output(), one_cluster(address)
+    console, address = standard_output(), address or only_cluster()
     before, since = look(address), time.monotonic()
     if once or not console.is_terminal:
         time.sleep(interval)

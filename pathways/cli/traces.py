@@ -9,7 +9,7 @@ import time
 import click
 
 from pathways import errors
-from pathways.cli.clients import one_cluster
+from pathways.cli.clients import only_cluster
 
 
 @click.command(short_help="Record what a cluster does, for Perfetto.")
@@ -41,7 +41,7 @@ def trace(address: str | None, seconds: float, out: str, plot: str | None) -> No
     # `timeout`, or a service manager: as Ctrl-C.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with record(one_cluster(address)) as recording:
+        with record(address or only_cluster()) as recording:
             try:
                 click.echo(f"recording for {seconds:g} s ...", err=True)
                 until = time.monotonic() + seconds

@@ -143,6 +143,7 @@ class _Maker:
                 self._own.add(target)
             else:
                 self._shows_arguments = True
+                self._own.discard(source)
             self._reads[source] -= 1
             return
         part, made = self._graph.parts[step.part], self._parts[step.part].results
@@ -151,7 +152,6 @@ class _Maker:
             place in step.donated and value in self._own and self._reads[value] == 1
             for place, value in enumerate(step.inputs)
         ]
-        made = self._parts[step.part].results
         outputs = self._builder.call(
             part.devices,
             inputs,

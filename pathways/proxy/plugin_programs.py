@@ -1,7 +1,7 @@
 """Plugin programs of `pathwaysutils`: requests in JSON that a client compiles and runs like programs.
 
 A reshard request cuts arrays anew, over other devices. It does not say their shapes, so what its results are is known
-from the arrays that come (`Loaded.results_for`).
+from the arrays that come (`Loaded.results_of`).
 """
 
 from __future__ import annotations

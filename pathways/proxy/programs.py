@@ -1,7 +1,7 @@
 """Compile requests, by the type of their program.
 
-StableHLO and IFRT IR are compiled, and Python functions for hosts are loaded. A type that is not run has a function,
-too, which says what it is and refuses it.
+StableHLO and IFRT IR are compiled, Python functions for hosts are loaded, and requests of pathwaysutils are read. Other
+types are refused by their names.
 """
 
 from __future__ import annotations

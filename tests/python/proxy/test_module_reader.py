@@ -71,11 +71,7 @@ def test_what_cannot_be_read(reader: ModuleReader) -> None:
             with pytest.raises((ValueError, Refused)):
                 read(data)
     with pytest.raises(ValueError, match=r"ifrt\.function"):
-        reader.ifrt_ir(stablehlo_as_text())
-
-
-def stablehlo_as_text() -> bytes:
-    return b"func.func @main() { return }"
+        reader.ifrt_ir(b"func.func @main() { return }")
 
 
 def test_its_process_is_lost(reader: ModuleReader) -> None:

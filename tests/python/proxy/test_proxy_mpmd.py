@@ -222,8 +222,7 @@ def test_a_training_over_two_islands(client: StockClient) -> None:
     """A step with derivatives, whose fragments donate what they have made: jaxlib's compiler has made it of a program
     of Pathways. Losses are those of plain JAX."""
     values = _parameters()
-    with pw.connect() as embedded:
-        del embedded
+    with pw.connect():
         both = pw.make_virtual_device_set()
         slices = [both.add_slice(devices=1, axis_names=("x",)) for _ in range(2)]
         first, loss = pw.jit(_first, devices=slices[0]), pw.jit(_loss, devices=slices[1])
