@@ -261,6 +261,48 @@ def test_a_training_over_two_islands(client: StockClient) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+def test_what_a_move_may_share_is_not_taken_over(client: StockClient) -> None:
+    """A moved array and its source may be the same memory on a device that both are on. A call that may take the source
+    leaves the moved one as it is (MEM-4)."""
+    found = client.out(
+        """
+        one, two = (
+            f"!ifrt.array<tensor<4096xf32>, #ifrt.sharding_param<2 to [0] on 2>, [{devices}]>"
+            for devices in ("0, 1", "0, 2")
+        )
+        program = read(f'''
+          func.func @main(%x: {one}) -> ({one}, {two}) attributes {{ifrt.function}} {{
+            %a, %c = ifrt.Call @add::@main(%x) on devices [0, 1] : ({one}) -> {one}
+            %m, %d = ifrt.CopyArrays(%a) : ({one}) -> {two}
+            %b, %e = ifrt.Call @take::@main(%a) after %d on devices [0, 1]
+              {{io_aliases = [array<i32: 0, 0>]}} : ({one}) -> {one}
+            return %b, %m : {one}, {two}
+          }}
+          module @add attributes {{sym_visibility = "private"}} {{
+            func.func @main(%x: tensor<4096xf32>) -> tensor<4096xf32> {{
+              %0 = stablehlo.add %x, %x : tensor<4096xf32>
+              return %0 : tensor<4096xf32>
+            }}
+          }}
+          module @take attributes {{sym_visibility = "private"}} {{
+            func.func @main(%x: tensor<4096xf32> {{tf.aliasing_output = 0 : i32}}) -> tensor<4096xf32> {{
+              %0 = stablehlo.multiply %x, %x : tensor<4096xf32>
+              return %0 : tensor<4096xf32>
+            }}
+          }}
+        ''')
+        cuts = [on([d[0], d[1]]), on([d[0], d[2]])]
+        run = load(program, d[:3], [((4096,), cuts[0]), ((4096,), cuts[1])])
+        x = np.arange(4096, dtype=np.float32)
+        out = []
+        for _ in range(5):
+            b, m = run.execute([jax.device_put(x, cuts[0])])
+            out += [np.array_equal(np.asarray(b), 4 * x * x), np.array_equal(np.asarray(m), 2 * x)]
+        """
+    )
+    assert found == [True] * 10
+
+
 def test_an_island_that_is_lost(client: StockClient, cluster: Any) -> None:
     """Its part fails, the other island goes on, and the same program runs again when the island is back (ERR-2)."""
     client.out(LOAD_TWO + "\nrun = load(two, six, outs)\nout = np.asarray(run.execute(given)[0]).tolist()")
