@@ -4,15 +4,19 @@ Without root, or where no namespaces can be made, these tests are skipped; test_
 loopback addresses.
 
 Map from label to test:
-    LINK-1  test_cables, test_one_direction_is_cut, test_a_client_on_a_machine_of_its_own
+    LINK-1  test_cables, test_one_direction_is_cut, test_a_client_on_a_machine_of_its_own,
+            test_a_cut_connection_is_heard_soon_after_it_is_mended
     OWN-1   test_a_client_on_a_machine_of_its_own
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +31,13 @@ from namespaces import Network, end, why_not
 
 HERE = pathlib.Path(__file__).parent
 PATHWAYS = [sys.executable, "-m", "pathways"]
+
+
+def linux_version() -> tuple[int, int]:
+    """Of the kernel, such as (6, 15)."""
+    major, minor = platform.release().split(".")[:2]
+    return int(major), int(re.sub(r"\D.*", "", minor))
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -166,6 +177,23 @@ def test_a_client_on_a_machine_of_its_own(tmp_path: pathlib.Path) -> None:
         network.plug("laptop")
         controller.let_in_again(laptop)
         assert laptop.ask("train", "5") == at_home
+
+
+@pytest.mark.skipif(linux_version() < (6, 15), reason="before Linux 6.15, what is lost is sent again ever later")
+def test_a_cut_connection_is_heard_soon_after_it_is_mended(network: Network) -> None:
+    """While a line is cut, the kernel sends again at least about every second, also if much is under way."""
+    script = [sys.executable, str(HERE / "cut_connection.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    port = network.start("switch", [*script, "listen"], **pipes).stdout.readline().strip()
+    sender = network.start("m1", [*script, "send", network.address, port], **pipes)
+    assert sender.stdout.readline() == "sending\n"
+    network.cut("m1", "switch")
+    sender.stdin.write("\n")
+    sender.stdin.flush()
+    times = [float(each) for each in sender.stdout.readline().split()]
+    print(times)
+    assert len(times) >= 5
+    assert max(late - early for early, late in itertools.pairwise(times)) < 2
 
 
 @pytest.mark.watchdog(300)
