@@ -1,7 +1,8 @@
-"""Writes the guide's pictures, `processes.svg` and `program.svg`, from text: `python docs/figures.py [FOLDER]`.
+"""Writes the pictures of the pages: `python docs/figures.py [FOLDER]`.
 
-The same text always gives the same bytes. To change a picture, change its text, run the script, look at the picture,
-and commit both. Each line of a text is one element. Numbers are pixels. Words follow behind "|", a part for each line:
+`processes.svg` and `program.svg` come from the texts below, `throughput.svg` from a file in `benchmarks/results`. The
+same input always gives the same bytes. To change a picture, change its input, run the script, look at the picture, and
+commit both. Each line of a text is one element. Numbers are pixels. Words follow behind "|", a part for each line:
 
     canvas W H                               the size, and a title for readers who cannot see the picture
     area X Y W H                             a frame around other elements
@@ -13,6 +14,7 @@ and commit both. Each line of a text is one element. Numbers are pixels. Words f
 from __future__ import annotations
 
 import html
+import json
 import math
 import pathlib
 import sys
@@ -79,6 +81,16 @@ STROKES = {"memory": "#1f2937", "grpc": "#7c3aed", "plain": "#8a94a3"}
 FONT = "font-family=\"'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif\""
 LINE = 20  # from one base of text to the next
 HEAD = 10  # length of an arrowhead
+ROOT = pathlib.Path(__file__).parents[1]
+MEASURED = ROOT / "benchmarks/results/dispatch-0bf873d56-amd-epyc.json"
+SYSTEMS = {
+    "pathways": "Pathways, one program",
+    "jax": "JAX, a program per host",
+    "ray-graph": "Ray compiled graph",
+    "ray": "Ray actors",
+}
+WORKLOADS = {"OpByOp": "One computation per call", "Chained": "128 computations per call"}
+COLLECTIVES = {False: "Add one on each device", True: "AllReduce over both hosts, then add one"}
 
 
 def text(x: float, y: float, lines: list[str], anchor: str = "middle", bold: int = 0) -> list[str]:
@@ -131,9 +143,7 @@ def render(figure: str) -> str:
         kind, *fields = element.split()
         numbers = [float(field) for field in fields if field.isdigit()]
         if kind == "canvas":
-            size = f'width="{fields[0]}" height="{fields[1]}" viewBox="0 0 {fields[0]} {fields[1]}"'
-            parts.append(f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {FONT} font-size="14">')
-            parts += [f"<title>{html.escape(lines[0])}</title>", '<rect width="100%" height="100%" fill="#ffffff"/>']
+            parts += canvas(int(fields[0]), int(fields[1]), lines[0])
         elif kind in FILLS:
             parts += box(kind, numbers, lines)
         elif kind in STROKES:
@@ -143,7 +153,63 @@ def render(figure: str) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def canvas(width: int, height: int, title: str) -> list[str]:
+    """The head of an SVG: its size, and a title for readers who cannot see the picture."""
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {FONT} font-size="14">',
+        f"<title>{html.escape(title)}</title>",
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+    ]
+
+
+def bar(x: float, y: float, row: dict[str, float], scale: float, fill: str) -> list[str]:
+    """A bar of 16 pixels for the median of the repeats, a line from the least to the greatest, and the median."""
+    value, least, most = (row[name] for name in ("per_second", "per_second_min", "per_second_max"))
+    line = f'x1="{x + least * scale:.1f}" x2="{x + most * scale:.1f}" y1="{y + 8:g}" y2="{y + 8:g}"'
+    return [
+        f'<rect x="{x:g}" y="{y:g}" width="{value * scale:.1f}" height="16" rx="2" fill="{fill}"/>',
+        f'<line {line} stroke="#111827" stroke-width="1.5"/>',
+        *text(x + most * scale + 8, y + 13, [f"{value:,.0f}"], "start"),
+    ]
+
+
+def throughput() -> str:
+    """The SVG of computations per second, on two hosts of one device, beside what else can call both hosts."""
+    found = json.loads(MEASURED.read_text(encoding="utf-8"))
+    rows = {
+        (row["collective"], row["workload"], row["system"]): row
+        for row in found["rows"]
+        if (row["hosts"], row["devices"]) == (2, 1) and row["workload"] in WORKLOADS
+    }
+    parts = canvas(980, 360, "Computations per second on two hosts: Pathways beside JAX and Ray")
+    parts += text(20, 30, ["Computations per second on two host processes with one CPU device each"], "start", bold=1)
+    for column, collective in enumerate(COLLECTIVES):
+        x = 215 + 390 * column
+        most = max(row["per_second_max"] for key, row in rows.items() if key[0] == collective)
+        parts += text(x, 62, [COLLECTIVES[collective]], "start")
+        for group, workload in enumerate(WORKLOADS):
+            y = 80 + 112 * group
+            if column == 0:
+                parts += text(20, y + 12, [WORKLOADS[workload]], "start", bold=1)
+            for place, system in enumerate(SYSTEMS):
+                here = y + 22 + 20 * place
+                if column == 0:
+                    parts += text(x - 10, here + 13, [SYSTEMS[system]], "end")
+                fill = "#2563eb" if system == "pathways" else "#9aa5b4"
+                parts += bar(x, here, rows[collective, workload, system], 270 / most, fill)
+            parts.append(f'<line x1="{x}" y1="{y + 18}" x2="{x}" y2="{y + 104}" stroke="#456"/>')
+    machine, versions = found["machine"], found["machine"]["versions"]
+    feet = [
+        f"Bar: the median of {rows[False, 'OpByOp', 'jax']['repeats']} repeats. Line: from the least to the greatest.",
+        f"Measured on {machine['time'][:10]} on an {machine['cpu']} with {machine['cores']} cores: commit "
+        f"{machine['commit']}, JAX {versions['jax']}, Ray {versions['ray']}.",
+    ]
+    return "\n".join([*parts, *text(20, 326, feet, "start"), "</svg>"]) + "\n"
+
+
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent
+    (folder / "throughput.svg").write_text(throughput(), encoding="utf-8")
     for name, figure in FIGURES.items():
         (folder / name).write_text(render(figure), encoding="utf-8")

@@ -66,6 +66,6 @@ def test_readme_names_only_targets_that_make_has(root: pathlib.Path) -> None:
 def test_the_pictures_are_those_of_their_text(tmp_path: pathlib.Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "docs/figures.py"), str(tmp_path)], check=True, timeout=60)
     written = sorted(path.name for path in tmp_path.iterdir())
-    assert written == ["processes.svg", "program.svg"]
+    assert written == ["processes.svg", "program.svg", "throughput.svg"]
     for name in written:
         assert (tmp_path / name).read_bytes() == (ROOT / "docs" / name).read_bytes(), f"run docs/figures.py: {name}"
