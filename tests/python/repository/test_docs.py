@@ -18,6 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from pathways import errors
+
 ROOT = pathlib.Path(__file__).parents[3]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"^# output: (.*)$", re.MULTILINE)
@@ -147,6 +149,22 @@ def test_pages_that_code_names_are_there() -> None:
             if leads_nowhere(ROOT / "README.md", target, anchor and f"#{anchor}"):
                 wrong.append(f"{name_of(source)}: {named}")
     assert wrong == []
+
+
+def test_the_page_of_errors_has_each_class_with_its_bases() -> None:
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    told = {}
+    for name, bases in re.findall(r"^\| `(\w+Error)` \| ([^|]+) \|", page, re.MULTILINE):
+        told[name] = re.findall(r"`(\w+)`", bases)
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and each.__module__ == errors.__name__]
+    root = errors.PathwaysError
+    assert told == {
+        each.__name__: [base.__name__ for base in each.__bases__ if base is not root]
+        for each in classes
+        if issubclass(each, root) and each is not root
+    }
+    warnings = {each.__name__ for each in classes if issubclass(each, Warning)} - {"PathwaysWarning"}
+    assert warnings == set(re.findall(r"^\| `(\w+Warning)` \|", page, re.MULTILINE))
 
 
 def test_readme_names_only_targets_that_make_has(root: pathlib.Path) -> None:
