@@ -17,6 +17,7 @@ from pathways.cli.agent import agent
 from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.logs import logs
 from pathways.cli.machines import drain, undrain
+from pathways.cli.monitoring import metrics
 from pathways.cli.on_ray import ray_options, start_on_ray, taken_ray_options
 from pathways.cli.proxy import proxy
 from pathways.cli.status import status
@@ -131,6 +132,13 @@ def main() -> None:
     default=None,
     help="Serve unmodified JAX of this machine, too, as `pathways proxy`: a port, HOST:PORT, or unix:PATH.",
 )
+@click.option(
+    "--metrics",
+    "metrics_port",
+    metavar="PORT",
+    default=None,
+    help="Serve metrics for Prometheus, too, as `pathways metrics`, at 127.0.0.1:PORT.",
+)
 @ray_options
 def up(
     on: str,
@@ -147,6 +155,7 @@ def up(
     authority: str | None,
     insecure_plaintext: bool,
     proxied: str | None,
+    metrics_port: str | None,
     **allowance: Any,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground.
@@ -155,11 +164,13 @@ def up(
 
     With --listen, agents of other machines bring the hosts: of the shape that is given here, or, if none is, of any.
 
-    With --proxy, what is printed next are the variables for programs that do not know of Pathways.
+    With --proxy, what is printed next are the variables for programs that do not know of Pathways. With --metrics, it
+    is where Prometheus finds them.
 
     With --on ray, only the controller is on this machine. The hosts of each island run in an actor of a Ray cluster.
     """
     from pathways.cli.joining import listening, shape_of, tell_how_to_join
+    from pathways.cluster.beside_process import BesideProcess
     from pathways.cluster.launcher import start_local_cluster
     from pathways.cluster.proxy_process import ProxyProcess
     from pathways.process.client_terms import ClientTerms
@@ -193,22 +204,29 @@ def up(
         )
     except KeyboardInterrupt:
         sys.exit(130)
-    beside = None
+    beside: list[BesideProcess] = []
     try:
         click.echo(handle.address)
         sys.stdout.flush()
         if proxied is not None:
-            beside = ProxyProcess(handle.address, f"127.0.0.1:{proxied}" if proxied.isdecimal() else proxied)
-            click.echo(" ".join(f"{name}={value}" for name, value in beside.variables.items()))
+            served = ProxyProcess(handle.address, f"127.0.0.1:{proxied}" if proxied.isdecimal() else proxied)
+            beside.append(served)
+            click.echo(" ".join(f"{name}={value}" for name, value in served.variables.items()))
             sys.stdout.flush()
+        for name, port in (("metrics", metrics_port),):
+            if port is not None:
+                beside.append(BesideProcess(name, [handle.address, "--port", port], 1))
+                click.echo(beside[-1].lines[0])
+                sys.stdout.flush()
         if where is not None and on == "here":
             tell_how_to_join(where, handle)
         click.echo("Ctrl-C ends it.", err=True)
         while (failure := handle.control.failure()) is None:
             time.sleep(0.1)
-            if beside is not None and (ended := beside.failure()):
-                click.echo(f"{ended}; the cluster goes on, and `pathways proxy` starts another one", err=True)
-                beside = None
+            for each in [each for each in beside if each.failure()]:
+                beside.remove(each)
+                told = f"{each.failure()}; the cluster goes on, and `pathways {each.name}` starts another one"
+                click.echo(told, err=True)
     except KeyboardInterrupt:
         click.echo("ending the cluster ...", err=True)
     else:
@@ -216,8 +234,8 @@ def up(
         if not isinstance(failure, errors.ClusterClosedError):
             raise failure
     finally:
-        if beside is not None:
-            beside.close()
+        for each in beside:
+            each.close()
         handle.close()
 
 
@@ -232,5 +250,5 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (agent, status, clients, drain, undrain, limit, logs, proxy, suspend, resume, token, trace, top):
+for each in (agent, status, clients, drain, undrain, limit, logs, metrics, proxy, suspend, resume, token, trace, top):
     main.add_command(each)

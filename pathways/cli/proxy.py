@@ -6,16 +6,14 @@ import contextlib
 import dataclasses
 import grp
 import os
-import signal
-import sys
 import tempfile
-import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pathways import errors
 from pathways.cli.clients import named_clusters
+from pathways.cli.running import until_told_to_end
 from pathways.cli.text import SIZE
 from pathways.process.client_terms import AT_LIMIT, ClientTerms
 
@@ -140,22 +138,12 @@ def proxy(
                 os.chmod(listen.removeprefix("unix:"), 0o660)
         except OSError as error:
             raise click.ClickException(str(error)) from None
-        over = threading.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):  # before it says that it is there
-            signal.signal(each, lambda *_: over.set())
+        over = until_told_to_end(until_input_ends)  # before it says that it is there
         where = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.ports[0]}"
         click.echo(f"JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://{where}")
         if credentials is None:
             click.echo("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true")
-        if until_input_ends:
-            threading.Thread(target=_read_to_the_end, args=(over,), daemon=True).start()
         over.wait()
-
-
-def _read_to_the_end(over: threading.Event) -> None:
-    while os.read(sys.stdin.fileno(), 1 << 16):
-        pass
-    over.set()
 
 
 def _group_number(listen: str | None, group: str | None) -> int | None:

@@ -15,6 +15,7 @@ from pathways.cli.clients import only_cluster
 from pathways.cli.text import Seconds, bytes_text, duration_text
 
 if TYPE_CHECKING:
+    from pathways.cluster.snapshots import Snapshot
     from pathways.protocol.control_pb2 import StatsReply
 
 _BAR = 24  # characters that mean all of a device's time
@@ -41,22 +42,21 @@ def top(address: str | None, interval: float, once: bool) -> None:
     """
     from rich.live import Live
 
-    from pathways.cluster.operator import look
+    from pathways.cluster.snapshots import Snapshots
     from pathways.process.console import standard_output
 
-    console, address = standard_output(), address or only_cluster()
-    before, since = look(address), time.monotonic()
-    if once or not console.is_terminal:
-        time.sleep(interval)
-        console.print(_look(before, look(address), time.monotonic() - since))
-        return
-    with contextlib.suppress(KeyboardInterrupt), _keys() as pressed, Live(console=console, screen=True) as live:
-        while True:
-            if "q" in pressed(interval):
-                return
-            after, now = look(address), time.monotonic()
-            live.update(_look(before, after, now - since), refresh=True)
-            before, since = after, now
+    console = standard_output()
+    with Snapshots(address or only_cluster()) as snapshots:
+        before = snapshots.look()
+        if once or not console.is_terminal:
+            time.sleep(interval)
+            console.print(_look(before, snapshots.look()))
+            return
+        with contextlib.suppress(KeyboardInterrupt), _keys() as pressed, Live(console=console, screen=True) as live:
+            while "q" not in pressed(interval):
+                after = snapshots.look()
+                live.update(_look(before, after), refresh=True)
+                before = after
 
 
 @contextlib.contextmanager
@@ -90,16 +90,18 @@ def _keys() -> Iterator[Any]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, old)
 
 
-def _look(before: StatsReply, after: StatsReply, seconds: float) -> Any:
-    """What is shown: the cluster `after`, and what it did since `before`."""
+def _look(past: Snapshot, present: Snapshot) -> Any:
+    """What is shown: the cluster at present, and what it did since then."""
     from rich.console import Group
     from rich.text import Text
 
     from pathways.cluster.operator import describe
+    from pathways.cluster.snapshots import client_names, device_use
 
-    use = _use(before, after, seconds)
+    before, after, seconds = past.stats, present.stats, present.at - past.at
+    use = device_use(before, after, seconds)
     controller, clients = after.controller, after.clients
-    names = {each.client: each.name or f"client {each.client}" for each in clients}
+    names = client_names(after)
     runs = controller.runs - before.controller.runs
     noun = "client" if len(clients) == 1 else "clients"
     head = Text.assemble(
@@ -111,22 +113,6 @@ def _look(before: StatsReply, after: StatsReply, seconds: float) -> Any:
         f"{sum(host.counts.live_runs for host in after.hosts)}; clients with too much under way {controller.unread}"
     )
     return Group(head, queues, "", _devices(after, use, names), "", _clients(after, use))
-
-
-def _use(before: StatsReply, after: StatsReply, seconds: float) -> dict[int, dict[int, float]]:
-    """By device and client: the part of the time in which the device was busy for the client."""
-    use: dict[int, dict[int, float]] = {}
-    was = {
-        (host.host, host.pid, each.client, each.device): each.busy_ns
-        for host in before.hosts
-        for each in host.counts.busy
-    }
-    for host in after.hosts:
-        for each in host.counts.busy:
-            spent = each.busy_ns - was.get((host.host, host.pid, each.client, each.device), 0)
-            if spent > 0:
-                use.setdefault(host.devices[each.device], {})[each.client] = spent / 1e9 / seconds
-    return use
 
 
 def _devices(stats: StatsReply, use: Mapping[int, Mapping[int, float]], names: Mapping[int, str]) -> Any:
@@ -169,15 +155,14 @@ def _clients(stats: StatsReply, use: Mapping[int, Mapping[int, float]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    from pathways.cluster.snapshots import memory_of_clients
+
     table = Table("client", "name", "pid", box=None)
     for title in ("weight", "priority", "devices' time", "memory"):
         table.add_column(title, justify="right")
     table.add_column("")
     count = sum(len(host.devices) for host in stats.hosts)
-    held: dict[int, int] = {}
-    for host in stats.hosts:
-        for account in host.counts.memory.accounts:
-            held[account.client] = held.get(account.client, 0) + account.bytes
+    held = memory_of_clients(stats)
     for position, each in enumerate(sorted(stats.clients, key=lambda each: each.client)):
         number = each.client
         time_share = sum(parts.get(number, 0.0) for parts in use.values()) / max(count, 1)

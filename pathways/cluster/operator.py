@@ -42,7 +42,7 @@ def look(address: str, timeout_s: float = 10.0) -> pb.StatsReply:
     Raises:
         ConnectError: no cluster listens there, or the controller does not answer in time.
     """
-    with _way_to(address) as way:
+    with way_to(address) as way:
         reply: pb.StatsReply = _answer(address, way, "Stats", pb.StatsRequest(), timeout_s)
     return reply
 
@@ -97,11 +97,11 @@ def logs(
     if what is not None:
         whose = {"machine": what} if isinstance(what, str) else {"host": what}
     request = pb.LogsRequest(lines=lines, follow=follow, restart=restart, **whose)
-    with _way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
+    with way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
         try:
             yield from rpc.ControllerStub(channel).Logs(request, metadata=wire.bearer(way.token))
         except grpc.RpcError as error:
-            raise _translated(address, error) from None
+            raise translated(address, error) from None
 
 
 def limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
@@ -128,9 +128,9 @@ def record(address: str) -> Iterator[RemoteRecording]:
         TraceFileError: somebody traces this cluster already.
     """
 
-    with _way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
+    with way_to(address) as way, grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
         open_stream = functools.partial(rpc.ControllerStub(channel).Trace, metadata=wire.bearer(way.token))
-        recording = RemoteRecording(open_stream, functools.partial(_translated, address))
+        recording = RemoteRecording(open_stream, functools.partial(translated, address))
         try:
             yield recording
         finally:
@@ -151,7 +151,7 @@ def client_request(kind: Any, client: int, **fields: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Access:
+class Access:
     """Where the controller's gRPC server is reached, and the secret of this process's connection."""
 
     control: str
@@ -159,33 +159,39 @@ class _Access:
 
 
 @contextlib.contextmanager
-def _way_to(address: str) -> Iterator[_Access]:
-    """A connection to a cluster, of this machine or of another one."""
+def way_to(address: str) -> Iterator[Access]:
+    """A connection to a cluster, of this machine or of another one. It ends with the block.
+
+    Raises:
+        ConnectError: no cluster listens there.
+        PermissionDeniedError: this user may not connect there.
+    """
     if is_far(address):
         with ControllerSession(Endpoint.find(address, os.environ, "operator")) as session:
-            yield _Access(f"unix:{session.control}", session.token)
+            yield Access(f"unix:{session.control}", session.token)
         return
     where = Address.parse(address)
     with contextlib.closing(open_connection(address, where)) as connection:
         message, fds = first_message(address, connection)
         for fd in fds:
             os.close(fd)
-        yield _Access(where.control, message["token"])
+        yield Access(where.control, message["token"])
 
 
 def _operate(address: str, method: str, request: Any) -> Any:
-    with _way_to(address) as way:
+    with way_to(address) as way:
         return _answer(address, way, method, request, None)
 
 
-def _answer(address: str, way: _Access, method: str, request: Any, timeout_s: float | None) -> Any:
+def _answer(address: str, way: Access, method: str, request: Any, timeout_s: float | None) -> Any:
     with grpc.insecure_channel(way.control, options=wire.CHANNEL_OPTIONS) as channel:
         try:
             call = getattr(rpc.ControllerStub(channel), method)
             return call(request, timeout=timeout_s, metadata=wire.bearer(way.token))
         except grpc.RpcError as error:
-            raise _translated(address, error) from None
+            raise translated(address, error) from None
 
 
-def _translated(address: str, error: grpc.RpcError) -> errors.PathwaysError:
+def translated(address: str, error: grpc.RpcError) -> errors.PathwaysError:
+    """The error by which the cluster at `address` refused a call, or did not answer it."""
     return wire.raised(error) or errors.ConnectError(f"no cluster answers at {address}: {error.details()}")

@@ -123,6 +123,7 @@ class AgentMachine:
         self.logs = LogsThere(self.name, self.requests.put_nowait)
         self._hosts: dict[int, FarHost] = {}
         self.is_lost = asyncio.Event()
+        self.may_go = False  # it was drained: its end is no loss
 
     def arena_bytes_of(self, segment: Any) -> int:
         """The size of the arena in a client's segment."""
@@ -208,6 +209,7 @@ class AgentMachine:
 
     def let_go(self, why: str = "") -> None:
         """Asks the agent to leave; `why`: there is something wrong with it. It is lost when its link ends."""
+        self.may_go = not why
         self.requests.put_nowait(pb.AgentRequest(leave=pb.Leave(why=why)))
 
     def lost(self, why: str) -> None:

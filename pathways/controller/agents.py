@@ -29,6 +29,7 @@ from pathways.agent.link_door import FarLink, LinkDoor
 from pathways.controller.agent_machine import AgentMachine
 from pathways.controller.fabrics import Fabrics, check_same_kind, neighbour_of
 from pathways.controller.machines import Placement
+from pathways.controller.observations import Losses
 from pathways.controller.places import Places, Shape
 from pathways.controller.relays import Relays
 from pathways.process.config import ClusterOptions, ControllerConfig
@@ -53,6 +54,7 @@ class Agents:
         control_path: str,
         controller_segment: Any,
         placement: Placement,
+        losses: Losses,
         may_join: bool,
     ) -> None:
         """`control_path`: the Unix socket of the controller's gRPC server for other machines. `may_join`: whether the
@@ -66,6 +68,7 @@ class Agents:
         self._options = options
         self._control_path = control_path
         self._placement = placement
+        self._losses = losses
         self._places = Places(shape, placement, options)
         self.fabrics = Fabrics()
         self._may_join = may_join
@@ -195,6 +198,8 @@ class Agents:
             return
         print(f"the agent {agent.name} of {self._where(agent)} is lost: {why}", file=sys.stderr, flush=True)
         del self._by_name[agent.name]
+        if not agent.may_go:
+            self._losses.machine(agent.name, why)
         self._relays.lose(agent.name, why)
         self._placement.free(agent)
         agent.link.close()

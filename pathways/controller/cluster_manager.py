@@ -33,6 +33,7 @@ from pathways import errors
 from pathways.controller.agents import Agents
 from pathways.controller.machines import FreePlace, Machine, NoProcess, Placement
 from pathways.controller.native_numbers import NativeNumbers
+from pathways.controller.observations import Losses
 from pathways.controller.records import HostRecord, Peers, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
 from pathways.controller.this_machine import ThisMachine
@@ -100,6 +101,7 @@ class ClusterManager:
         self.placement = Placement(free, [self.here] * filled + [free] * (count - filled))
         self.topology = _topology(config, self.placement)
         self.resources = ResourceManager(self.topology)
+        self.losses = Losses()
         self.hosts: list[HostRecord] = []
         self._by_token: dict[str, HostRecord] = {}  # those that are not lost
         self.startup: list[pb.StartupEvent] = []
@@ -119,7 +121,7 @@ class ClusterManager:
         self.controller: Any = None  # the native controller
         self.numbers: NativeNumbers
         self.agents = Agents(
-            native, self, config.options, self.far_path, self.segment, self.placement, bool(config.listen)
+            native, self, config.options, self.far_path, self.segment, self.placement, self.losses, bool(config.listen)
         )
         self._supervisor_fd = -1
 

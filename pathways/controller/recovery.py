@@ -126,6 +126,9 @@ class Islands:
         if island.task is not None:
             island.task.cancel()
         members = [member for member in self._members(island) if not member.is_lost]
+        drained = self.cluster.resources.drained  # whose end is no loss
+        if lost := [member.number for member in members if member.number not in drained]:
+            self.cluster.losses.hosts(island.number, lost, exit_report)
         for member in members:
             self.cluster.end_host(member)  # first: from here on no process writes in their name
         self.client_manager.hosts_lost(members, exit_report)

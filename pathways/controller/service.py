@@ -24,6 +24,7 @@ from pathways.controller.agents import Agents
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.logs import Logs
+from pathways.controller.observations import slice_stats
 from pathways.controller.records import ClientRecord, Questions
 from pathways.process.children import resident_bytes
 from pathways.protocol import agent_pb2 as agent_pb
@@ -292,6 +293,10 @@ class ControllerService(rpc.ControllerServicer):
             reply.controller.MergeFrom(pb.ControllerStats(pid=pid, resident_bytes=resident_bytes(pid), **counters))
             reply.port = self._cluster.agents.port
             reply.machines.extend(self._cluster.agents.stats())
+            _, own = self._client_manager.names_seen_by(wire.token_of(context))
+            reply.losses.MergeFrom(self._cluster.losses.message(with_reasons=own is None))
+            owners = {number: client for client, each in self._client_manager.clients.items() for number in each.slices}
+            reply.slices.extend(slice_stats(self._cluster.resources.slices, owners))
             counts = await self._client_manager.host_counts()
         drained = self._cluster.resources.drained
         for host, counted in zip(hosts, counts, strict=True):

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import pathways as pw
 from pathways.cli import main
-from pathways.cli.top import _use
+from pathways.cluster.snapshots import device_use
 from pathways.protocol import control_pb2 as pb
 
 
@@ -92,6 +92,7 @@ def test_use_is_of_the_time_between() -> None:
         counts = {"busy": [{"client": 3, "device": 1, "busy_ns": busy_ns}]}
         return pb.StatsReply(hosts=[{"host": 0, "pid": pid, "devices": (4, 5), "counts": counts}])
 
-    assert _use(stats(10**9), stats(2 * 10**9), 2.0) == {5: {3: 0.5}}
-    assert _use(stats(10**9), stats(10**9), 2.0) == {}
-    assert _use(stats(10**9), stats(10**9, pid=6), 2.0) == {5: {3: 0.5}}  # a host that was started again counts from 0
+    assert device_use(stats(10**9), stats(2 * 10**9), 2.0) == {5: {3: 0.5}}
+    assert device_use(stats(10**9), stats(10**9), 2.0) == {}
+    # A host that was started again counts from 0.
+    assert device_use(stats(10**9), stats(10**9, pid=6), 2.0) == {5: {3: 0.5}}

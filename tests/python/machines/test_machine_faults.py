@@ -29,8 +29,9 @@ from machines import MachineCluster
 import pathways as pw
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.launcher import Listening, start_local_cluster
-from pathways.cluster.operator import drain
+from pathways.cluster.operator import drain, look
 from pathways.process.pulses import LOOK_S, STOPPED
+from pathways.trust import Role
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +159,16 @@ def test_a_killed_agent(machines: MachineCluster) -> None:
             machines.agents[name].close()
             machines.start_agent(f"{name}-again")
 
+        before = look(machines.handle.address).losses
         check_lost_and_back(cluster, kill)
+        losses = look(machines.handle.address).losses
+        assert (losses.machines - before.machines, losses.hosts - before.hosts) == (1, 1)
+        assert {each.what for each in losses.last} >= {f"machine {name}", "island 1, host 1"}
+        for role, are_told in ((Role.CLIENT, False), (Role.OPERATOR, True)):
+            with machines.way_in(role):
+                seen = look(machines.port).losses
+            assert [each.what for each in seen.last] == [each.what for each in losses.last]
+            assert all(bool(each.why) == are_told for each in seen.last), "reasons may have lines of logs"
 
 
 def test_an_agent_that_leaves(machines: MachineCluster) -> None:
@@ -320,8 +330,12 @@ def test_drain(machines: MachineCluster) -> None:
         assert works(call)
         with pytest.raises(pw.errors.ConnectError, match="there are: m0, m1"):
             drain(machines.handle.address, DrainTarget.of("nobody"), 0.2, force=False)
+        before = look(machines.handle.address)
+        assert [list(each.devices) for each in before.slices if each.island == 1] == [[2, 3]]
         assert drain(machines.handle.address, DrainTarget.of(name), 30.0, force=False) == 1
         assert states(cluster) == ["up", "lost"], "the machine has left"
+        after = look(machines.handle.address).losses
+        assert (after.machines, after.hosts) == (before.losses.machines, before.losses.hosts), "nothing was lost"
         with pytest.raises(pw.errors.ClusterClosedError, match="let this machine go"):
             machines.agents[name].wait()
         assert there.island == 0
