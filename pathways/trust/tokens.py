@@ -45,6 +45,7 @@ _BY_ROLE = -1
 # A name that is taken gets so many digits of the key behind it; a name has 64 characters at most.
 _MORE_OF_NAME = 8
 _MOST_OF_NAME = 64 - 1 - _MORE_OF_NAME
+_BEARERS = {Role.HOST: "machine", Role.CLIENT: "client", Role.OPERATOR: "operator"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +101,14 @@ class TokenRecord:
 @dataclasses.dataclass(frozen=True)
 class _Owner:
     """Whose a name is. `keys`: the owner's, and the one before its last renewal, whose answer may be lost. `token`: the
-    number of that by which it came in. `seen`: when it last got a certificate, seconds since the epoch.
+    number of that by which it came in. `seen`: when it last got a certificate, seconds since the epoch. `given`: the
+    number of the last token for this name that was traded; 0: there was none.
     """
 
     keys: tuple[str, ...]
     token: int | None
     seen: float
+    given: int = 0
 
 
 @dataclasses.dataclass
@@ -204,7 +207,7 @@ class Tokens:
                     f"token {token.number} is for the name {record.name!r} alone; {_NEW}"
                 )
             if key:
-                name = _claim(state, record, name, key, now)
+                name = _claim(state, record, name, key, now, has_come_before)
             if not has_come_before:
                 is_bounded = record.uses is not None and bool(holder)
                 holders = (*record.holders, holder) if is_bounded else record.holders
@@ -214,8 +217,9 @@ class Tokens:
     def renew(self, identity: Identity, key: str) -> None:
         """The owner of a name has a new key from now on. `belongs` has said that it is the owner."""
         with self._changing() as state:
-            owner = _Owner((identity.key, key), identity.token, self._clock())
-            state.names[f"{identity.role} {identity.name}"] = owner
+            name = f"{identity.role} {identity.name}"
+            given = state.names[name].given if name in state.names else 0
+            state.names[name] = _Owner((identity.key, key), identity.token, self._clock(), given)
 
     def belongs(self, identity: Identity) -> bool:
         """Whether the name of a certificate is still its key's (CERT-6)."""
@@ -309,30 +313,39 @@ def given_token(path: str | None, environment: Mapping[str, str]) -> str:
     return environment.get("PATHWAYS_TOKEN", "").strip()
 
 
-def _claim(state: _State, record: TokenRecord, name: str, key: str, now: float) -> str:
-    """Gives the name to the key. Returns the name that it gets.
+def _claim(state: _State, record: TokenRecord, name: str, key: str, now: float, has_come_before: bool) -> str:
+    """Gives the name to the key. Returns the name that it gets. `has_come_before`: it has used this token already.
 
     Raises:
         PermissionDeniedError: it is another machine's, or there are too many names.
     """
     _forget_names(state, now)
     owner = state.names.get(f"{record.role} {name}")
-    if owner is not None and key not in owner.keys and not record.name:
-        if record.role is Role.HOST:
+    # A token for the name takes it once, and not from who got it by a later one: else who had it before would take it
+    # back.
+    takes = bool(record.name) and not has_come_before and (owner is None or owner.given <= record.number)
+    if owner is not None and key not in owner.keys and not takes:
+        if record.role is Role.HOST or record.name:
             raise errors.PermissionDeniedError(
-                f"the name {name!r} belongs to another machine of this cluster, which has another key: choose one by "
-                f"--name, or, if this machine takes its place, make a token for the name on the controller's machine: "
-                f"`pathways token --role host --name {name}`"
+                f"the name {name!r} belongs to another {_BEARERS[record.role]} of this cluster, which has another key: "
+                "choose one by --name, or, if this one takes its place, make a token for the name on the controller's "
+                f"machine: `pathways token --role {record.role} --name {name}`"
             )
         name = f"{name[:_MOST_OF_NAME]}.{key[:_MORE_OF_NAME]}"
         owner = state.names.get(f"{record.role} {name}")
+        if owner is not None and key not in owner.keys:  # a part of a key can be hit by trying many
+            raise errors.PermissionDeniedError(
+                f"the name that was asked for is taken, and {name!r} as well, by others with other keys: ask for "
+                "another name"
+            )
     came = sum(each.token == record.number for each in state.names.values())
     if owner is None and record.role is not Role.HOST and came >= _MOST_NAMES:
         raise errors.PermissionDeniedError(
             f"{_MOST_NAMES} names came in by token {record.number}, which is the most for one; {_NEW}"
         )
     keys = owner.keys if owner is not None and key in owner.keys else (key,)
-    state.names[f"{record.role} {name}"] = _Owner(keys, record.number, now)
+    given = max(record.number if record.name else 0, owner.given if owner is not None else 0)
+    state.names[f"{record.role} {name}"] = _Owner(keys, record.number, now, given)
     return name
 
 

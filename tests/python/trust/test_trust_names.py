@@ -81,6 +81,35 @@ def test_the_operator_gives_a_name_to_another_machine(controller: Controller) ->
     dial(controller.address, second, "link").close()  # the name is its own until the token is traded
 
 
+def test_who_lost_a_name_does_not_take_it_back_by_its_old_token(controller: Controller) -> None:
+    """Neither by the token for the name that it has traded before, nor by one that was made before the new owner's."""
+    old, unused = (controller.tokens.make(Role.HOST, 60, name="m0") for _ in range(2))
+    evicted = join(controller.address, old, "m0")
+    assert join(controller.address, old, "m0", key=evicted.key).name == "m0", "its answer was lost"
+    owner = join(controller.address, controller.tokens.make(Role.HOST, 60, name="m0"), "m0")
+    owner = renewed_at(controller.address, owner)
+    for token, key in ((old, evicted.key), (unused, evicted.key), (unused, "")):
+        with pytest.raises(errors.PermissionDeniedError, match="'m0' belongs to another machine of this cluster"):
+            join(controller.address, token, "m0", key=key)
+    dial(controller.address, owner, "link").close()
+    twice = controller.tokens.make(Role.CLIENT, 60, uses=2, name="c")
+    first = join(controller.address, twice, "c")
+    join(controller.address, twice, "c")
+    with pytest.raises(errors.PermissionDeniedError, match="'c' belongs to another client of this cluster"):
+        join(controller.address, twice, "c", key=first.key)
+
+
+def test_a_part_of_a_key_is_no_proof(controller: Controller) -> None:
+    """Eight digits of a key can be hit by trying four milliards; the name that has them is its owner's all the same."""
+    tokens, owner = controller.tokens, "01234567" + "a" * 56
+    token = tokens.make(Role.CLIENT, 60)
+    tokens.take_for(token, "first", "u", "f" * 64)
+    assert tokens.take_for(token, "owner", "u", owner).name == "u.01234567"
+    with pytest.raises(errors.PermissionDeniedError, match=r"'u.01234567' as well, by others with other keys"):
+        tokens.take_for(tokens.make(Role.CLIENT, 60), "forger", "u", "01234567" + "b" * 56)
+    assert tokens.take_for(token, "owner", "u", owner).name == "u.01234567", "and the owner comes again"
+
+
 def test_a_client_gets_a_name_of_its_own(controller: Controller, tmp_path: pathlib.Path) -> None:
     """Programs on many machines have one token, and may have the same user and machine name."""
     token, wanted = controller.tokens.make(Role.CLIENT, 60), "u-trainer"
