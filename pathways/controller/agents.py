@@ -36,6 +36,7 @@ from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import authority_folder
 from pathways.protocol import control_pb2 as pb_control
+from pathways.transport.call_room import CallMeter, CallRoom
 from pathways.transport.callers import end
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop
@@ -78,6 +79,8 @@ class Agents:
         self._door = LinkDoor(self._open, self._opened, self.links)
         self._relays = Relays(native, self.links, lambda name: any(agent.name == name for agent in self._direct()))
         self._tunnels = Tunnels(self.loop)
+        #: For what comes by the tunnels of machines, and of clients elsewhere.
+        self.call_room = CallRoom(memory_bytes() // 4)
         self._lock = threading.Lock()
         self._tunnels_of: dict[str, set[socket.socket]] = {}  # by name of the machine; guarded by _lock
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
@@ -135,7 +138,7 @@ class Agents:
         with self._lock:
             self._tunnels_of.setdefault(identity.name, set()).add(connection)
         try:
-            self._tunnels.add_to(self._control_path, connection, over)
+            self._tunnels.add_to(self._control_path, connection, over, CallMeter(self.call_room, str(identity)))
         except OSError:  # nobody listens any more: the cluster ends
             forget()
             raise

@@ -27,6 +27,7 @@ from pathways.controller.records import Connection
 from pathways.process.config import ClientSizes
 from pathways.process.memory import memory_bytes
 from pathways.transport import connection as transport
+from pathways.transport.call_room import CallMeter, CallRoom
 from pathways.transport.links import Links
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
@@ -87,14 +88,16 @@ class FarClients:
         status_segment: Any,
         connections: Connections,
         control_path: str,
+        call_room: CallRoom,
     ) -> None:
-        """`control_path`: the Unix socket of the controller's gRPC server for clients."""
+        """`control_path`: the Unix socket of the controller's gRPC server for clients. `call_room`: for their calls."""
         self._native = native
         self._hub = hub
         self._links = links
         self._status = status_segment
         self._connections = connections
         self._control_path = control_path
+        self._call_room = call_room
         self._loop = asyncio.get_running_loop()
         self._door = LinkDoor(self._open, self._opened, links)
         self._tunnels = Tunnels(links.loop)
@@ -108,7 +111,8 @@ class FarClients:
         self._door.serve_at(port, "client", _ROLES)
 
     def _serve_console(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection))
+        meter = CallMeter(self._call_room, str(identity))
+        self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection), meter)
 
     def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
         connection: FarConnection = hello["connection"]

@@ -83,6 +83,7 @@ def _port(config: ControllerConfig, cluster: ClusterManager, client_manager: Cli
         cluster.status_segment,
         client_manager.connections,
         cluster.near_path,
+        cluster.agents.call_room,
     )
     port, _ = open_port(config, cluster.agents, clients)
     return port

@@ -4,6 +4,7 @@
     connection  bytes in and out, silence, ends
     links       links between machines: two connections each, and one thread that sends for all of them
     tunnels     gRPC's connections, carried over connections of a port
+    call_room   what their calls take at the controller, while they are under way
     callers     those who call, until it is known who they are: one more thread for each port
 
 A process has one `Loop` for those who are in. A host has one for each lane and direction of its streams, because TLS

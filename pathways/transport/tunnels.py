@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from pathways import errors
 from pathways.process import fd_passing
+from pathways.transport.call_room import CallMeter
 from pathways.transport.connection import Connection, delivering
 from pathways.transport.loop import Listener, Loop
 
@@ -28,9 +29,14 @@ class _Tunnel:
     """Two connections, and what goes both ways between them. All but `start` is called by the loop."""
 
     def __init__(
-        self, tunnels: Tunnels, one: socket.socket, other: socket.socket, on_end: Callable[[], object]
+        self,
+        tunnels: Tunnels,
+        one: socket.socket,
+        other: socket.socket,
+        on_end: Callable[[], object],
+        meter: CallMeter | None,
     ) -> None:
-        self._tunnels, self._on_end = tunnels, on_end
+        self._tunnels, self._on_end, self._meter = tunnels, on_end, meter
         self._is_ending = self._is_over = False
         self.ends = [
             Connection(
@@ -48,6 +54,8 @@ class _Tunnel:
             end.start()
 
     def _move(self, end: int, data: memoryview) -> None:
+        if self._meter is not None:
+            self._meter.went(data) if end else self._meter.came(data)
         target = self.ends[1 - end]
         if not target.send(data) and target.kept_bytes >= _MOST_KEPT:
             self.ends[end].reads(False)
@@ -75,6 +83,8 @@ class _Tunnel:
         for end in self.ends:
             end.end()
             end.sock.close()
+        if self._meter is not None:
+            self._meter.close()
         self._tunnels.open.discard(self)
         try:
             self._on_end()
@@ -90,16 +100,30 @@ class Tunnels:
         self.open: set[_Tunnel] = set()
         self._is_closed = False
 
-    def add(self, one: socket.socket, other: socket.socket, on_end: Callable[[], object] = lambda: None) -> None:
-        """Carries bytes both ways until either connection ends, then closes both, and calls `on_end`."""
-        tunnel = _Tunnel(self, one, other, on_end)
+    def add(
+        self,
+        one: socket.socket,
+        other: socket.socket,
+        on_end: Callable[[], object] = lambda: None,
+        meter: CallMeter | None = None,
+    ) -> None:
+        """Carries bytes both ways until either connection ends, then closes both, and calls `on_end`. `meter`: ends it
+        when there is no room for the calls that come from `one`.
+        """
+        tunnel = _Tunnel(self, one, other, on_end, meter)
         if self._is_closed:
             tunnel._close()
             return
         self.open.add(tunnel)
         tunnel.start()
 
-    def add_to(self, path: str, connection: socket.socket, on_end: Callable[[], object] = lambda: None) -> None:
+    def add_to(
+        self,
+        path: str,
+        connection: socket.socket,
+        on_end: Callable[[], object] = lambda: None,
+        meter: CallMeter | None = None,
+    ) -> None:
         """The same between a connection and a Unix socket of this machine. Raises OSError: nothing listens there."""
         near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -108,7 +132,7 @@ class Tunnels:
         except OSError:
             near.close()
             raise
-        self.add(connection, near, on_end)
+        self.add(connection, near, on_end, meter)
 
     def close(self) -> None:
         """Takes no more tunnels. Those that are open go on until they end."""

@@ -26,6 +26,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from call_frames import call_until_message, padded_message
 from chunks import chunk
 from control_clusters import eventually
 from false_hosts import FalseMachine
@@ -143,6 +144,21 @@ def test_a_link_that_is_somebody_else_s(scene: Scene) -> None:
             with pytest.raises(grpc.RpcError, match="the call came by no open connection to this cluster"):
                 call()
             scene.counts.add("another's session, and what only clients may call", 1, 1)
+
+
+def test_the_messages_of_calls_have_a_bound(scene: Scene) -> None:
+    """LINK-4: the controller looks at what comes by the tunnels of machines and of clients (test_call_room.py). Of all
+    that it refuses there, padding is what no server of gRPC would.
+    """
+    client = join(scene.port, scene.tokens.make(Role.CLIENT, 600), "padding")
+    for own, purpose in ((scene.host, "control"), (client, "console")):
+        with dial(scene.port, own, purpose) as sock:
+            sock.settimeout(20)
+            sock.sendall(call_until_message() + padded_message())
+            with contextlib.suppress(ConnectionError):  # and no TimeoutError
+                while sock.recv(1 << 16):
+                    pass
+        scene.counts.add("calls that the controller cannot count", 1, 1)
 
 
 # What does not fit.
