@@ -113,14 +113,14 @@ def run(settings: Settings, say: Say = lambda words: None) -> Report:
     return make(samples, notes)
 
 
-def picture(data: dict[str, Any], path: Path) -> bool:
+def picture(data: dict[str, Any], path: Path) -> list[Path]:
     """Draws GB/s of each system, one panel per size."""
     rows = data["rows"]
     if not rows:
-        return False
+        return []
     sizes = list(dict.fromkeys(row["KiB"] for row in rows))
     names = list(dict.fromkeys(row["system"] for row in rows))[::-1]
-    size = (3.6 * len(sizes) + 1, 1 + 0.3 * len(names))
+    size = (plot.WIDTH, 1 + 0.3 * len(names))
     with plot.figure(path, 1, len(sizes), size, sharey=True) as (_, axes):
         for axis, kib in zip(axes[0], sizes, strict=True):
             for row in (each for each in rows if each["KiB"] == kib):
@@ -130,7 +130,7 @@ def picture(data: dict[str, Any], path: Path) -> bool:
             axis.set(title=f"{kib:,} KiB", xlabel="GB/s, several in flight", yticks=range(len(names)))
             axis.set_yticklabels(names)
             axis.grid(axis="x", alpha=0.3)
-    return True
+    return [path]
 
 
 command = as_command("transfer", Settings, run, picture)

@@ -27,7 +27,8 @@ from pathways.bench.report import Report
 from pathways.process.console import standard_output
 
 Say = Callable[[str], object]
-Picture = Callable[[dict[str, Any], Path], bool]
+#: Draws the data of a report to a path, and to others beside it; returns the files that it has written.
+Picture = Callable[[dict[str, Any], Path], list[Path]]
 """Draws a report's data into a file. False: there was nothing to draw."""
 
 
@@ -156,9 +157,9 @@ def _publish(
         written.append(json_path)
     if draw:
         place = plot_path or (results or Path()) / f"{machine.result_name(report.what, report.machine)}.png"
-        if draw(report.data, place):
-            written.append(place)
-        else:
+        drawn = draw(report.data, place)
+        written += drawn
+        if not drawn:
             console.print("there is nothing to draw")
     for path in written:
         console.print(f"wrote {path}", highlight=False)

@@ -293,23 +293,25 @@ def run(
     return make(cells, notes, goals)
 
 
-_MARKERS = {"OpByOp": ("o", ":"), "Chained": ("s", "-"), "Fused": ("^", "--")}
+_DASHES = ("-", "--", ":", "-.")
 
 
-def picture(data: dict[str, Any], path: Path) -> bool:
-    """Draws Figure 5: one panel per step and devices, one line per system and workload."""
+def picture(data: dict[str, Any], path: Path) -> list[Path]:
+    """Draws Figure 5: one panel per step and workload, one line per system and devices of a host."""
     rows = [row for row in _with_step(data["rows"]) if row["per_second"]]
     names = list(dict.fromkeys(row["system"] for row in rows))
+    devices = sorted({row["devices"] for row in rows})
 
     def line(row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        marker, dash = _MARKERS[row["workload"]]
-        style = {"color": f"C{names.index(row['system'])}", "marker": marker, "linestyle": dash}
-        return f"{row['system']} {row['workload']}", style
+        dash = _DASHES[devices.index(row["devices"]) % len(_DASHES)]
+        style = {"color": f"C{names.index(row['system'])}", "linestyle": dash}
+        return f"{row['system']}, {row['devices']} device{'s' * (row['devices'] > 1)}", style
 
+    order = sorted(rows, key=lambda row: not row["collective"])
     return plot.panels(
         path,
-        rows,
-        lambda row: f"{row['step']}\nhosts of {row['devices']} CPU device{'s' * (row['devices'] > 1)}",
+        order,
+        lambda row: f"{row['workload']}: {row['step']}",
         line,
         ("hosts", "per_second", "per_second_min", "per_second_max"),
         ("hosts", "computations per second"),

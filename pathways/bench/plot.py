@@ -1,4 +1,7 @@
-"""Pictures of results: a file for some axes, and the figure that most benches draw: lines with bands, in panels."""
+"""Pictures of results: a file for some axes, and the figure that most benches draw: lines with bands, in panels.
+
+Pages show a picture about 900 pixels wide. So none is wider than `WIDTH` inches, and its words are readable there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+WIDTH = 9.6  # inches, at 100 dots each
+COLUMNS = 3  # panels side by side
 
 
 @contextlib.contextmanager
@@ -20,7 +25,7 @@ def figure(path: Path, rows: int, columns: int, size: tuple[float, float], **opt
 
     made, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
     yield made, axes
-    made.savefig(path, dpi=130)
+    made.savefig(path, dpi=100)
     pyplot.close(made)
 
 
@@ -35,6 +40,7 @@ def ticks(axis: Any, values: Sequence[float], text: Callable[[float], str] = "{:
     """Ticks of a logarithmic x axis at these values alone."""
     axis.set(xscale="log", xticks=values, xticklabels=[text(value) for value in values])
     axis.minorticks_off()
+    axis.margins(x=0.08)
     axis.grid(alpha=0.3)
 
 
@@ -62,6 +68,12 @@ def lines(
         axis.set_title(title, fontsize=10)
 
 
+def legend(made: Any, axes: Any) -> None:
+    """One legend for all panels, below them, where it hides no line."""
+    found = {label: each for axis in axes.flat for each, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    made.legend(found.values(), found.keys(), loc="outside lower center", ncol=4, fontsize=9, frameon=False)
+
+
 def panels(
     path: Path,
     rows: Sequence[Row],
@@ -70,16 +82,19 @@ def panels(
     names: tuple[str, str, str, str],
     labels: tuple[str, str],
     text: Callable[[float], str] = "{:g}".format,
-) -> bool:
-    """Draws `lines` in panels side by side, on logarithmic axes with these labels. False: there is nothing to draw."""
+) -> list[Path]:
+    """Draws `lines` in panels, on logarithmic axes with these labels. Returns the file; none if nothing is there."""
     count = len(set(map(panel, rows)))
     if not count:
-        return False
-    with figure(path, 1, count, (3.6 * count + 1.8, 4.3), sharey=True) as (made, axes):
-        lines(axes[0], rows, panel, line, names, text)
-        for axis in axes[0]:
+        return []
+    columns = min(count, COLUMNS)
+    size = (max(0.9 + 2.9 * columns, 5.0), 0.9 + 2.7 * -(-count // columns))
+    with figure(path, -(-count // columns), columns, size, sharey=True) as (made, axes):
+        lines(list(axes.flat), rows, panel, line, names, text)
+        for axis in axes.flat[count:]:
+            axis.set_axis_off()
+        for axis in axes.flat[:count]:
             axis.set(yscale="log", xlabel=labels[0])
-        axes[0][0].set_ylabel(labels[1])
-        found = {label: each for axis in axes[0] for each, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-        made.legend(found.values(), found.keys(), loc="outside right center", fontsize=8, frameon=False)
-    return True
+        made.supylabel(labels[1], fontsize=10)
+        legend(made, axes)
+    return [path]

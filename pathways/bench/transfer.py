@@ -189,7 +189,7 @@ def run(settings: Settings, say: Say = lambda words: None) -> Report:
     return make(*measure(settings, say))
 
 
-def picture(data: dict[str, Any], path: Path) -> bool:
+def picture(data: dict[str, Any], path: Path) -> list[Path]:
     """Draws GB/s over the size, one panel per devices and sharding."""
     rows = data["rows"]
     names = list(dict.fromkeys(row["system"] for row in rows))
