@@ -33,6 +33,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]
+PAGE_S = 300.0
 WITH_PYTHON = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -81,7 +82,7 @@ def play(page: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProces
         cwd=folder,
         env=environment,
         text=True,
-        timeout=150,
+        timeout=PAGE_S,
         capture_output=True,
     )
 
@@ -102,6 +103,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.watchdog(PAGE_S + 30)  # a page begins when an earlier one ends
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
 def test_the_python_of_a_page_runs(page: pathlib.Path, played: Played) -> None:
     done = played[page].result()
