@@ -14,6 +14,7 @@ import glob
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -402,6 +403,22 @@ def test_up_on_ray(ray_cluster: RayNodes) -> None:
             _, said = up.communicate(timeout=60)
     assert up.returncode == 0, said
     assert not any(is_running(pid) for pid in hosts)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(600)
+def test_the_try_out_of_the_page_prints_what_it_says(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """docs/ray.md, as a newcomer does it: a file, and a Ray that it starts itself."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'pathways-jax[ray]'")
+    page = (root / "docs/ray.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python norun\n(import jax.*?)```", page, re.DOTALL)
+    script = tmp_path / "try_out.py"
+    script.write_text(program, encoding="utf-8")
+    # Ray gives its processes little time beside other work.
+    env = {**{key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}, "RAY_worker_niceness": "0"}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, text=True, capture_output=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == program.rpartition("# ")[2].strip()
 
 
 def test_options_that_make_no_sense() -> None:
