@@ -44,7 +44,6 @@ class Pipeline:
         specs, batch, scalar = model.STAGE_SPECS, model.BATCH_SPEC, model.SCALAR_SPEC
         optimizer = config.optimizer()
         initial = model.init_params(config)
-        state_specs = model.opt_state_specs(optimizer, initial[0])
 
         def update(params: Any, state: Any, grads: Any) -> Any:
             updates, state = optimizer.update(grads, state, params)
@@ -56,8 +55,12 @@ class Pipeline:
         encode = place(0, model.encode, (specs, batch), batch, "encode")
         classify = place(1, model.classify, (specs, batch), batch, "classify")
         classify_loss = place(1, model.classify_loss, (specs, batch, batch), scalar, "classify_loss")
-        ins, outs = (specs, state_specs, specs), (specs, state_specs)
-        updates = [place(stage, update, ins, outs, f"update_{stage + 1}") for stage in range(2)]
+        self.params = tuple(pw.place(p, s, specs) for p, s in zip(initial, self.slices, strict=True))
+        self.states = tuple(pw.place(optimizer.init(p), like=p) for p in self.params)
+        there = [jax.tree.map(lambda x: x.sharding, each) for each in zip(self.params, self.states, strict=True)]
+        updates = [
+            place(stage, update, (*there[stage], specs), there[stage], f"update_{stage + 1}") for stage in (0, 1)
+        ]
 
         @pw.program
         def train_step(params: Any, states: Any, images: Any, labels: Any) -> Any:
@@ -73,9 +76,6 @@ class Pipeline:
             return classify(params[1], encode(params[0], images))
 
         self.train_step, self.predict = train_step, predict
-        self.params = tuple(pw.device_put(p, s, specs) for p, s in zip(initial, self.slices, strict=True))
-        inits = [place(stage, optimizer.init, (specs,), state_specs, f"init_{stage + 1}") for stage in range(2)]
-        self.states = tuple(init(p) for init, p in zip(inits, self.params, strict=True))
 
 
 def train(cluster: Any, config: model.Config, data: model.Digits, console: Console) -> dict[str, Any]:

@@ -31,8 +31,7 @@ import pathways as pw
 
 FEATURES, HIDDEN, MICROBATCHES, EXAMPLES = 16, 64, 6, 16
 OPTIMIZER = optax.adam(1e-2)
-SPECS = {"w_in": P(None, "x"), "b_in": P("x"), "w_out": P("x")}
-STATE_SPECS = (SPECS, (optax.ScaleByAdamState(P(), SPECS, SPECS), optax.EmptyState()))
+RULES = [("w_in$", P(None, "x")), ("b_in$|w_out$", P("x"))]  # of parameters, and of their moments
 
 
 def init() -> Any:
@@ -79,13 +78,15 @@ class Training:
         self.devices = pw.make_virtual_device_set(cluster)
         self.home = self.devices.add_slice(1, island=0)
         self.workers = [self.devices.add_slice(1, island=0)]
-        self.state = pw.device_put(init(), self.home, STATE_SPECS)
+        self.state = pw.place(init(), self.home, RULES)
+        shapes = pw.place(jax.eval_shape(lambda state: state, self.state), self.home, RULES)
+        self.specs = jax.tree.map(lambda leaf: leaf.sharding.spec, shapes)  # also for more devices than these
         self.losses: list[Any] = []
         self._make_step()
 
     def _make_step(self) -> None:
         computes = [pw.jit(gradients, devices=worker, name="gradients") for worker in self.workers]
-        updates = pw.jit(update, devices=self.home, out_shardings=(STATE_SPECS, P()), name="update")
+        updates = pw.jit(update, devices=self.home, out_shardings=(self.specs, P()), name="update")
         workers = list(self.workers)
 
         @functools.partial(pw.program, donate_argnums=0)

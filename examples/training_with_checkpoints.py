@@ -31,9 +31,8 @@ import pathways as pw
 
 FEATURES, HIDDEN, BATCH = 16, 64, 64
 MESH_SHAPE, MESH_AXES = (2, 2), ("data", "model")
-SPECS = {"w_in": P(None, "model"), "b_in": P("model"), "w_out": P("model"), "b_out": P()}
+RULES = [("w_in$", P(None, "model")), ("b_in$|w_out$", P("model"))]  # of parameters, and of their moments
 OPTIMIZER = optax.adam(1e-2)
-STATE_SPECS = (SPECS, (optax.ScaleByAdamState(P(), SPECS, SPECS), optax.EmptyState()))
 
 
 def init(key: jax.Array) -> Any:
@@ -69,12 +68,7 @@ def batch_of(step: int) -> tuple[np.ndarray, np.ndarray]:
 
 def abstract_state(devices: pw.Slice) -> Any:
     """What to restore, and where: shapes, dtypes and shardings, without any value."""
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    return jax.tree.map(
-        lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.sharding(spec)),
-        shapes,
-        STATE_SPECS,
-    )
+    return pw.place(jax.eval_shape(init, jax.random.key(0)), devices, RULES)
 
 
 def train(cluster: pw.Cluster, manager: ocp.CheckpointManager, steps: int, kill_at: int | None = None) -> Any:
@@ -86,13 +80,14 @@ def train(cluster: pw.Cluster, manager: ocp.CheckpointManager, steps: int, kill_
         HostLostError: a host was lost.
     """
     devices = pw.make_virtual_device_set(cluster).add_slice(shape=MESH_SHAPE, axis_names=MESH_AXES)
-    start = pw.jit(init, devices=devices, out_shardings=STATE_SPECS)
+    there = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(devices))
+    start = pw.jit(init, devices=devices, out_shardings=there)
     data = P("data")
     step = pw.jit(
         train_step,
         devices=devices,
-        in_shardings=(STATE_SPECS, data, data),
-        out_shardings=(STATE_SPECS, P()),
+        in_shardings=(there, data, data),
+        out_shardings=(there, P()),
         donate_argnums=0,
     )
     newest = manager.latest_step()

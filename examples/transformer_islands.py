@@ -32,8 +32,8 @@ def place_on_islands(cluster: Any) -> list[list[Any]]:
     return [[devices.add_slice(devices=1, island=island) for _ in range(model.STAGES)] for island in islands]
 
 
-def make_step(islands: list[list[Any]]) -> Any:
-    """The program of one step: ((parameters, moments) per island, tokens, targets) -> (the new ones, loss)."""
+def make_step(islands: list[list[Any]]) -> tuple[list[Any], Any]:
+    """A pipeline per island, and a step: ((parameters, moments) per island, tokens, targets) -> (new ones, loss)."""
     pipelines = []
     for number, slices in enumerate(islands):
         stages = [
@@ -57,14 +57,14 @@ def make_step(islands: list[list[Any]]) -> Any:
             losses.append(loss)
             grads.append(own)
         after = []
-        for slices, (params, moments) in zip(islands, states, strict=True):
+        for pipeline, (params, moments) in zip(pipelines, states, strict=True):
             # The same sum in the same order on each island: of its own gradients and of those that come from the other.
-            first, second = (model.place(pw.device_put, each, slices) for each in grads)
+            first, second = (pipeline.place(each, per_stage=model.per_stage) for each in grads)
             mean = jax.tree.map(lambda a, b: (a + b) / ISLANDS, first, second)
             after.append(model.update(params, moments, mean))
         return after, jnp.mean(jnp.stack([pw.device_put(loss, islands[0][-1]) for loss in losses]))
 
-    return step
+    return pipelines, step
 
 
 def same_bits(a: Any, b: Any) -> bool:
@@ -82,10 +82,9 @@ def main() -> None:
     losses, equal = [], 0
     with pw.connect(cluster_target(options.cluster, islands=ISLANDS)) as cluster:
         islands = place_on_islands(cluster)
-        step = make_step(islands)
-        start = model.init_params()
-        zeros = jax.tree.map(np.zeros_like, start)
-        states = [tuple(model.place(pw.device_put, each, slices) for each in (start, zeros)) for slices in islands]
+        pipelines, step = make_step(islands)
+        starts = [pipeline.place(model.init_params(), per_stage=model.per_stage) for pipeline in pipelines]
+        states = [(params, jax.tree.map(jnp.zeros_like, params)) for params in starts]
         for _, (tokens, targets) in zip(range(options.steps), model.texts(ROWS), strict=False):
             states, loss = step(states, tokens, targets)
             losses.append(float(loss))

@@ -84,16 +84,6 @@ def loss_of(logits: Any, targets: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1))
 
 
-def place(put: Callable[[Any, Any], Any], params: Any, slices: list[Any]) -> Any:
-    """The parameters on their stages' slices, by `put(leaves, slice)`; the embedding is at home on the first."""
-    blocks = [put(each, slice_) for each, slice_ in zip(params["blocks"], slices, strict=True)]
-    return {
-        "embedding": put(params["embedding"], slices[0]),
-        "positions": put(params["positions"], slices[0]),
-        "blocks": blocks,
-    }
-
-
 def update(params: Any, moments: Any, grads: Any) -> tuple[Any, Any]:
     """Gradient descent with momentum."""
     moments = jax.tree.map(lambda m, g: MOMENTUM * m + g, moments, grads)

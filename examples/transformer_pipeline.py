@@ -14,7 +14,7 @@ import argparse
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import transformer_model as model
 from jax.sharding import PartitionSpec as P
 from target import add_cluster_option, cluster_target
@@ -30,12 +30,12 @@ class Training:
     """The model on its slices under one schedule."""
 
     def __init__(self, slices: list[Any], schedule: str) -> None:
-        self.homes = [slices[n % len(slices)] for n in range(model.STAGES)]
+        homes = [slices[n % len(slices)] for n in range(model.STAGES)]
         stages = [
             pw.jit(function, devices=home, in_shardings=(P(), P("data")), out_shardings=P("data"), name=f"stage{n}")
-            for n, (function, home) in enumerate(zip(model.FUNCTIONS, self.homes, strict=True))
+            for n, (function, home) in enumerate(zip(model.FUNCTIONS, homes, strict=True))
         ]
-        pipeline = pw.pipeline(stages, microbatches=MICROBATCHES, schedule=schedule, loss=model.loss_of)
+        self.pipeline = pipeline = pw.pipeline(stages, microbatches=MICROBATCHES, schedule=schedule, loss=model.loss_of)
 
         @pw.program(donate_argnums=(0, 1))
         def step(params: Any, moments: Any, tokens: Any, targets: Any) -> Any:
@@ -49,10 +49,8 @@ class Training:
 
     def run(self, steps: int) -> list[float]:
         """The loss of each step, from the same start on the same texts."""
-        start = model.init_params()
-        params = model.place(pw.device_put, start, self.homes)
-        moments = model.place(pw.device_put, jax.tree.map(np.zeros_like, start), self.homes)
-        losses = []
+        params = self.pipeline.place(model.init_params(), per_stage=model.per_stage)
+        moments, losses = jax.tree.map(jnp.zeros_like, params), []
         for _, (tokens, targets) in zip(range(steps), model.texts(ROWS), strict=False):
             params, moments, loss = self.step(params, moments, tokens, targets)
             losses.append(loss)

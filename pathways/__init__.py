@@ -23,6 +23,7 @@ from pathways import errors
 if TYPE_CHECKING:
     from pathways.api import nn
     from pathways.api.arrays.array import Array
+    from pathways.api.arrays.place import place
     from pathways.api.arrays.put import device_put
     from pathways.api.arrays.variables import Variable
     from pathways.api.cancel import cancel
@@ -67,6 +68,7 @@ __all__ = [
     "make_virtual_device_set",
     "nn",
     "pipeline",
+    "place",
     "program",
     "trace",
     "while_loop",
@@ -96,6 +98,7 @@ _PLACES = {
     "make_virtual_device_set": "session",
     "nn": "nn",
     "pipeline": "pipelines.pipeline",
+    "place": "arrays.place",
     "program": "programs.program",
     "trace": "recording",
     "while_loop": "programs.while_loop",

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways import _jaxlib, errors
+from pathways.api.pipelines import keys, stage_places
 from pathways.api.pipelines.microbatches import add_up, check_reduce, checked_count, cut, scoped
 from pathways.api.programs.placed import PlacedFunction, jit
 from pathways.api.programs.program import Program
@@ -46,11 +47,73 @@ class Pipeline(Program):
         super().__init__(model.run, name=model.name)
         self.__name__ = self.__qualname__ = model.name
 
-    def __call__(self, params: Any, batch: Any, *targets: Any) -> Any:
-        """Inside a program's trace: the calls of its stages. Alone: one run of a program of its own."""
+    def __call__(self, params: Any, batch: Any, *targets: Any, key: Any = None) -> Any:
+        """Inside a program's trace: the calls of its stages. Alone: one run of a program of its own.
+
+        Args:
+            params, batch, targets: see `pw.pipeline`.
+            key: a random key, for stages and a loss with a parameter `key`. In microbatch m, stages[s] gets
+
+                    jax.random.fold_in(jax.random.fold_in(key, m), s)
+
+                and the loss the same with the number of stages for s. So the keys depend on the key and these numbers
+                alone: all schedules, slices and shardings have the same ones. The same in plain JAX:
+
+                    def model(params, batch, targets, key):
+                        losses = []
+                        for m, (x, t) in enumerate(zip(jnp.split(batch, M), jnp.split(targets, M))):
+                            of_microbatch = jax.random.fold_in(key, m)
+                            for s, stage in enumerate(stages):
+                                x = stage(params[s], x, key=jax.random.fold_in(of_microbatch, s))
+                            losses.append(loss(x, t))
+                        return sum(losses) / M
+
+        Raises:
+            ProgramError: what `pw.pipeline` says; a key that is none, that nobody takes, or that a stage misses.
+        """
         if is_tracing():
-            return self._model.run(params, batch, *targets)
-        return super().__call__(params, batch, *targets)
+            return self._model.run(params, batch, *targets, key=key)
+        return super().__call__(params, batch, *targets, **keys.given(key))
+
+    def place(self, params: Any, specs: Any = None, *, per_stage: Callable[[Any], Any] | None = None) -> Any:
+        """Puts parameters where the stages read them: each leaf on the slice of its stage.
+
+            params = model.place(init())  # [of stage 0, of stage 1, ...]
+            state = optimizer.init(params)  # it lies as the parameters do
+            state = pw.place(saved, like=params)  # so does what comes from elsewhere
+
+        Args:
+            params: a list with one pytree per stage; with `per_stage`, any tree. A `jax.ShapeDtypeStruct` comes back
+                with a sharding, and moves nothing.
+            specs: how leaves are cut: rules or a prefix, as for `pw.place`; the number of the stage begins a path of a
+                list ("0/w_in"). None: as `in_shardings` of the stage says, else replicated.
+            per_stage: `per_stage(params)` returns the list that the pipeline is called with. A leaf that several stages
+                read, such as a tied embedding, lives with the first of them.
+
+        Returns:
+            The same tree of `pw.Array`s.
+
+        Raises:
+            ProgramError: another number of stages; a leaf that `per_stage` hands to no stage as it is; a host value for
+                a stage that is no placed function: place it first.
+            ShardingError: as `pw.place`.
+        """
+        return self._model.place(params, specs, per_stage)
+
+    def place_batch(self, batch: Any, *targets: Any) -> Any:
+        """Puts a batch on the slice of the first stage, and targets on the slice of the loss, ahead of a call.
+
+        Dimensions are cut as `in_shardings` of the stage and of the loss says, but the first one is whole on each
+        device, because the microbatches are cut from it. NumPy arrays that are passed to a call go the same way.
+
+        Returns:
+            The batch, or a tuple (batch, *targets).
+
+        Raises:
+            ProgramError: targets without a loss, or a first stage that is no placed function.
+            ShardingError: as `pw.place`.
+        """
+        return self._model.place_batch((batch, *targets))
 
     def __repr__(self) -> str:
         return f"<pw.pipeline {self._model.name!r} of {self._model.depth} stages>"
@@ -71,10 +134,10 @@ class _Model:
         self.name = spec.name
         self.depth = len(stages)
         if all(isinstance(stage, PlacedFunction) for stage in stages):
-            self.spec_of([], None)
+            self.spec_of([], None, [])
 
-    def spec_of(self, params: Sequence[Any], x: Any) -> PipelineSpec:
-        """The pipeline on the slices of now, of the shapes that they have now.
+    def spec_of(self, params: Sequence[Any], x: Any, of_stage: Sequence[Any]) -> PipelineSpec:
+        """The pipeline on the slices of now, of the shapes that they have now. `of_stage`: the keys of a microbatch.
 
         Raises:
             ProgramError: the stages visit slices in a way that the schedule has not.
@@ -87,7 +150,9 @@ class _Model:
             if None not in each:
                 break
             # A new function each time, so that JAX gives no trace that it keeps for other types of values.
-            traced, x = jax.make_jaxpr(lambda p, x, stage=stage: stage(p, x), return_shape=True)(params[number], x)
+            traced, x = jax.make_jaxpr(lambda p, x, k, stage=stage: stage(p, x, **keys.given(k)), return_shape=True)(
+                params[number], x, of_stage[number]
+            )
             each[number] = each[number] or self._slices_of(number, traced)
         slices = [found for found in each if found is not None]
         if self._loss is not None:
@@ -109,12 +174,23 @@ class _Model:
             )
         return found
 
-    def run(self, params: Any, batch: Any, *targets: Any) -> Any:
+    def place(self, params: Any, specs: Any, per_stage: Callable[[Any], Any] | None) -> Any:
+        """The parameters on the slices of their stages."""
+        return stage_places.place_params(self._stages, params, specs, per_stage, f"pipeline {self.name!r}")
+
+    def place_batch(self, given: tuple[Any, ...]) -> Any:
+        """Batch and targets on the slices that read them."""
+        return stage_places.place_batch(self._stages, self._loss, given, f"pipeline {self.name!r}")
+
+    def run(self, params: Any, batch: Any, *targets: Any, key: Any = None) -> Any:
         """The calls of all microbatches, and what the pipeline returns."""
         self._check_arguments(params, targets)
+        each_key = keys.keys_of(
+            (*self._stages, self._loss), key, self._spec.microbatches, f"pipeline {self._spec.name!r}"
+        )
         count = self._spec.microbatches
         size, part_of = cut({"batch": batch, "targets": targets}, count, f"pipeline {self._spec.name!r}")
-        spec = self.spec_of(params, part_of(0)["batch"]) if is_tracing() else self._spec
+        spec = self.spec_of(params, part_of(0)["batch"], each_key[0]) if is_tracing() else self._spec
         name = call_pipeline(spec)
         one: Callable[..., tuple[Any, list[Any]]] = functools.partial(self._one, name)
         each = [[of_stage] * count for of_stage in params]  # by stage and microbatch
@@ -127,7 +203,8 @@ class _Model:
         for number in range(count):
             part = part_of(number)
             with scoped(name, number):
-                x, rest = one([of_stage[number] for of_stage in each], part["batch"], part["targets"])
+                own = [of_stage[number] for of_stage in each]
+                x, rest = one(own, part["batch"], part["targets"], each_key[number])
             outputs.append(x)
             more += rest
         if self._loss is None:
@@ -135,15 +212,17 @@ class _Model:
         total = add_up(outputs, self._reduce)
         return (total, jax.tree.map(lambda *leaves: jnp.stack(leaves), *more)) if more else total
 
-    def _one(self, name: str, params: Sequence[Any], x: Any, targets: Any) -> tuple[Any, list[Any]]:
+    def _one(
+        self, name: str, params: Sequence[Any], x: Any, targets: Any, of_stage: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
         """The calls of one microbatch: what it returns, and in a list what the loss returns beside the scalar."""
         more: list[Any] = []
         for stage, function in enumerate(self._stages):
             with scoped(name, None, stage):
-                x = function(params[stage], x)
+                x = function(params[stage], x, **keys.given(of_stage[stage]))
         if self._loss is not None:
             with scoped(name, None, len(self._stages)):
-                x = self._scalar(self._loss(x, *targets), more)
+                x = self._scalar(self._loss(x, *targets, **keys.given(of_stage[-1])), more)
         return x, more
 
     def _traced_once(self, name: str, params: Any) -> Callable[..., tuple[Any, list[Any]]]:
@@ -153,15 +232,16 @@ class _Model:
         leaves, tree = jax.tree.flatten(params)
         arrays = [n for n, leaf in enumerate(leaves) if _jaxlib.is_tracer(leaf) or isinstance(leaf, _ARRAYS)]
 
-        def microbatch(given: Sequence[Any], x: Any, targets: Any) -> tuple[Any, list[Any]]:
+        def microbatch(given: Sequence[Any], x: Any, targets: Any, of_stage: Any) -> tuple[Any, list[Any]]:
             filled = dict(zip(arrays, given, strict=True))
-            return self._one(name, tree.unflatten(filled.get(n, leaf) for n, leaf in enumerate(leaves)), x, targets)
+            own = tree.unflatten(filled.get(n, leaf) for n, leaf in enumerate(leaves))
+            return self._one(name, own, x, targets, of_stage)
 
         jitted = jax.jit(microbatch)
 
-        def call(params: Any, x: Any, targets: Any) -> tuple[Any, list[Any]]:
+        def call(params: Any, x: Any, targets: Any, of_stage: Any) -> tuple[Any, list[Any]]:
             found = jax.tree.leaves(params)
-            return cast("tuple[Any, list[Any]]", jitted([found[n] for n in arrays], x, targets))
+            return cast("tuple[Any, list[Any]]", jitted([found[n] for n in arrays], x, targets, of_stage))
 
         return call
 
@@ -220,8 +300,9 @@ def pipeline(
 
     `params` is a list with one pytree per stage. If an array is in two of them, the stages share it. The leaves of
     `batch` and `targets` have the batch as their first dimension. The model returns the reduced loss, or the last
-    stage's output if there is no loss. It may be called in a program or alone, and `jax.value_and_grad`, `jax.grad`
-    and `jax.vmap` may be around it in a program.
+    stage's output if there is no loss. `model.place(params)` puts the parameters where the stages read them. With
+    `key=`, stages get random keys of their own. It may be called in a program or alone, and `jax.value_and_grad`,
+    `jax.grad` and `jax.vmap` may be around it in a program.
 
     Args:
         stages: placed functions `stage(params, x) -> x`, in order. `params` and `x` are any pytrees. Neighbours on one

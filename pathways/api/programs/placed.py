@@ -111,6 +111,13 @@ class PlacedFunction(Program):
         )
         return self._placed.trace(*args, **kwargs)
 
+    def argument_specs(self, number: int, argument: Any) -> list[Any]:
+        """What `in_shardings` says of each leaf of a positional argument; None: the choice is the compiler's."""
+        given = self._placed.in_shardings
+        if isinstance(given, list | tuple):
+            given = given[number] if number < len(given) else None
+        return specs.broadcast(given, argument, f"argument shardings of placed function {self._placed.name!r}")
+
     def clear_cache(self) -> None:
         """Forgets what it has compiled and traced; the next call does both again."""
         super().clear_cache()
