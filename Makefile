@@ -118,7 +118,7 @@ THOROUGH := $(addprefix tests/python/,compiler/test_compiler_programs.py compile
     hosts/test_callback_faults.py repository/test_examples.py schedule contract)
 FULL_SIZE := PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_FAULT_PAIRS=60 PATHWAYS_CANCELS=10000 \
     PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 PATHWAYS_CALLS=35000 PATHWAYS_HOSTILE_SECONDS=600 \
-    PATHWAYS_TENANTS_SECONDS=5 PATHWAYS_THOROUGHNESS=4
+    PATHWAYS_TENANTS_SECONDS=5 PATHWAYS_ELASTIC_RUNS=20 PATHWAYS_THOROUGHNESS=4
 campaigns: $(BUILT) ## the stress tests at full size: kills, leaves, cancels, hostile tenants, networks
 	@$(FULL_SIZE) $(PYTEST) $(STRESS) $(PYTEST_ARGS)
 thorough: $(BUILT) ## the contracts, and what draws its examples by chance, with four times as many

@@ -73,6 +73,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="So long may a call of a program's Python function on hosts take.",
 )
+@click.option(
+    "--checkpoint-root",
+    metavar="FOLDER",
+    default=None,
+    help="Hosts write and read the files of programs only in this folder (pathwaysutils.persistence). With --listen, "
+    "they do so only if it is given, or --functions.",
+)
 @click.option("--programs", type=click.IntRange(1), default=None, help="So many programs at a time at most.")
 @click.option("--until-input-ends", is_flag=True, hidden=True, help="End with standard input: with who started it.")
 def proxy(
@@ -85,6 +92,7 @@ def proxy(
     group: str | None,
     functions: bool,
     function_seconds: float,
+    checkpoint_root: str | None,
     programs: int | None,
     until_input_ends: bool,
     **terms: Any,
@@ -109,12 +117,16 @@ def proxy(
     from pathways.proxy.server import Server
     from pathways.proxy.service import Service
     from pathways.proxy.shared_directory import SharedDirectory
+    from pathways.proxy.terms import Allowed
 
     number = _group_number(listen, group)
     offered = {what: value for what, value in terms.items() if value is not None}
     checked = ClientTerms.checked(**offered)
     limits = Limits() if programs is None else Limits(sessions=programs)
-    deadline_s = function_seconds if functions or listen is None else None
+    if checkpoint_root is not None and not os.path.isabs(checkpoint_root):
+        raise errors.OptionError(f"--checkpoint-root {checkpoint_root}: give an absolute path, as the hosts see it")
+    is_own = functions or listen is None
+    allowed = Allowed(function_seconds if is_own else None, is_own or checkpoint_root is not None, checkpoint_root)
     target = address or _only(named_clusters())
     with contextlib.ExitStack() as stack:
         if listen is None:
@@ -129,7 +141,7 @@ def proxy(
         # A program would wait for a cluster that is not there, or refuses it.
         connect_apart(target, dataclasses.replace(checked, name="pathways proxy")).close()
         directory = None if shared_directory is None else SharedDirectory(shared_directory)
-        service = Service(lambda client: open_session(target, client, offered, deadline_s), limits, directory)
+        service = Service(lambda client: open_session(target, client, offered, allowed), limits, directory)
         stack.enter_context(contextlib.closing(service.reader)).start()
         try:
             server = stack.enter_context(contextlib.closing(Server(service, [listen], credentials)))

@@ -2,10 +2,10 @@
 
 A save is a *job*, in four steps. First the client stages each array, in the order: the host keeps the value until the
 end of the job, even if the client then drops its handle. Then the client asks the host to write the arrays, then to
-commit the job, and then it ends the job. Each distinct shard is written by one host: the host whose device holds its
-replica 0. With OCDBT the writes of a job are one transaction, so a job that is given up leaves only unreferenced bytes.
-A restore is a job too: its tasks read the regions of this host's own shards and make the array of them. The tasks of
-one job share what tensorstore caches.
+commit the job, and then it ends the job. Before it has plain files written (`plain_arrays`), it asks to prepare that.
+Each distinct shard is written by one host: the host whose device holds its replica 0. With OCDBT the writes of a job
+are one transaction, so a job that is given up leaves only unreferenced bytes. A restore is a job too: its tasks read
+the regions of this host's own shards and make the array of them. The tasks of one job share what tensorstore caches.
 
 The client decides how an array is laid out in files, and sends that as tensorstore specs (see
 `pathways.api.checkpoints.orbax_handler`). This module knows tensorstore only, and imports it when the first task comes.
@@ -33,6 +33,7 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
+from pathways.host import plain_arrays
 from pathways.host.checkpoint_root import CheckpointRoot
 from pathways.host.host_budget import HostBudget
 from pathways.host.host_buffers import LocalPlacement
@@ -100,14 +101,16 @@ class Tasks:
         self._core.task_answered(task)
 
     def submit(self, client: int, task: int, fields: dict[str, Any]) -> None:
-        """Writes staged arrays, or commits a job, on a worker thread."""
-        job = self._job(client, fields["job"]) if fields["op"] == "write" else None
+        """Prepares a save, writes staged arrays, or commits a job, on a worker thread."""
+        job = None if fields["op"] == "commit" else self._job(client, fields["job"])
 
         def do() -> tuple[None, int]:
-            if job is not None:
-                self._write(job, fields)
-            else:
+            if job is None:
                 self._commit(client, fields)
+            elif fields["op"] == "prepare":
+                self._prepare(job, fields)
+            else:
+                self._write(job, fields)
             return None, 0
 
         self._start(client, task, fields["job"], job, do)
@@ -225,6 +228,13 @@ class Tasks:
                     job.transaction = ts.Transaction(atomic=True)
         return ts
 
+    def _prepare(self, job: _Job, fields: dict[str, Any]) -> None:
+        ts = self._open_job(job, fields)
+        _check_roots(job, fields)
+        for _, _, spec in fields["arrays"]:
+            ts.Spec(spec)  # before anything is removed: it says which elements a file cannot have
+        plain_arrays.prepare(fields["arrays"], fields["lead"] == self._host, self._host)
+
     def _write(self, job: _Job, fields: dict[str, Any]) -> None:
         ts = self._open_job(job, fields)
         how = {"context": job.context, "transaction": job.transaction}
@@ -234,10 +244,12 @@ class Tasks:
             if value is None:
                 raise self._lost(f"writing {name!r}")
             spec = json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host)))
-            job.root.check(name, spec)
+            for root in _roots(job, fields):
+                root.check(name, spec)
             spec = ts.Spec(spec)
             opened.append((name, spec, value))
-        if fields["lead"] == self._host:  # this one host writes the metadata: how the array is laid out
+        # One host writes the metadata: how the array is laid out. Of plain files they come last.
+        if fields["lead"] == self._host and not fields.get("plain", False):
             _all_done("creating", [(n, s, ts.open(s, create=True, open=True, **how)) for n, s, _ in opened], self._host)
         writes = []
         for name, spec, value in opened:
@@ -247,7 +259,7 @@ class Tasks:
             store = ts.open(spec, open=True, assume_metadata=True, **how).result()
             for shard in shards:
                 data, index = np.asarray(shard.data), shard.index
-                if _jaxlib.is_complex(store.dtype.numpy_dtype):  # our shards have a last dimension (real, imaginary)
+                if _is_in_parts(store.dtype.numpy_dtype, data.dtype):
                     data, index = _jaxlib.from_physical(data, store.dtype.numpy_dtype), index[:-1]
                 writes.append((name, spec, store[index].write(data, can_reference_source_data_indefinitely=True)))
                 with self._lock:
@@ -261,17 +273,30 @@ class Tasks:
                 raise self._lost(f"committing {fields['name']!r}")
             # The client asks each group of hosts that has a part, and this host may be in several. Commit once.
             transaction, job.transaction = job.transaction, None
+        if fields.get("arrays") and fields["lead"] == self._host:
+            ts = self._open_job(job, fields)
+            _check_roots(job, fields)
+            plain_arrays.check_shards(fields["arrays"], self._host)
+            created = [(name, spec, ts.open(ts.Spec(spec), create=True)) for _, name, spec in fields["arrays"]]
+            _all_done("writing", created, self._host)
         if transaction is not None:
             _all_done("committing", [(fields["name"], None, transaction.commit_async())], self._host)
 
     def _read(self, job: _Job, fields: dict[str, Any], target: LocalPlacement) -> jax.Array:
         ts = self._open_job(job, fields)
-        name = fields["name"]
-        job.root.check(name, fields["spec"])
-        opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
-        (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
+        name, spec = fields["name"], fields.get("spec")
+        if spec is None:
+            spec = plain_arrays.find(fields["folder"], name, _roots(job, fields))
+        job.root.check(name, spec)
+        opening = ts.open(ts.Spec(spec), open=True, context=job.context)
+        (store,) = _all_done("opening", [(name, spec, opening)], self._host)
         dtype = payloads.dtype_of(fields["dtype"])
-        is_complex = _jaxlib.is_complex(dtype)
+        is_complex = _is_in_parts(dtype, target.type.dtype)
+        shape = target.type.shape[:-1] if is_complex else target.type.shape
+        if fields.get("is_exact") and store.shape != shape:
+            raise errors.CheckpointError(
+                f"reading {name!r}{_path(spec)}: it is stored with shape {store.shape}, not {shape}"
+            )
         regions = {cell: target.placed.region(cell) for cell in target.cells}
         if is_complex:  # stored without our last dimension (real, imaginary)
             regions = {cell: region[:-1] for cell, region in regions.items()}
@@ -289,10 +314,11 @@ class Tasks:
                         (min(start, size), min(stop, size))
                         for (start, stop), size in zip(regions[cell], store.shape, strict=True)
                     )
-                    reads.append((name, fields["spec"], store[slices(there)].read()))
+                    reads.append((name, spec, store[slices(there)].read()))
                 found = _all_done("reading", reads, self._host)
                 for cell, data in zip(cells, found, strict=True):
                     part = self._converted(data, tuple(stop - start for start, stop in regions[cell]), dtype)
+                    part = _jaxlib.to_physical(part, dtype) if is_complex else part
                     for device, at in zip(target.devices, target.cells, strict=True):
                         if at == cell:
                             arrays[device] = jax.device_put(part, device)
@@ -310,8 +336,7 @@ class Tasks:
             whole = np.zeros(shape, data.dtype)
             whole[tuple(slice(0, size) for size in data.shape)] = data
             data = whole
-        data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
-        return _jaxlib.to_physical(data, dtype)
+        return np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
 
     def _lost(self, doing: str) -> errors.PathwaysError:
         """The error for a job that this process does not know: its predecessor was lost, and the job with it."""
@@ -343,6 +368,22 @@ def _all_done(doing: str, work: Sequence[tuple[str, Any, Any]], host: int) -> li
         finally:
             first = None  # the error refers to this frame and so to the arrays: break the cycle, to free them at once
     return out
+
+
+def _roots(job: _Job, fields: dict[str, Any]) -> list[CheckpointRoot]:
+    """Where what a step asks for must lie: in the root of the client, and in that which the client names itself."""
+    return [job.root, CheckpointRoot(fields.get("root"))]
+
+
+def _check_roots(job: _Job, fields: dict[str, Any]) -> None:
+    for _, name, spec in fields["arrays"]:
+        for root in _roots(job, fields):
+            root.check(name, spec)
+
+
+def _is_in_parts(stored: np.dtype, held: np.dtype) -> bool:
+    """Whether devices hold complex numbers as a last dimension (real, imaginary)."""
+    return _jaxlib.is_complex(stored) and not _jaxlib.is_complex(held)
 
 
 def _path(spec: Any) -> str:

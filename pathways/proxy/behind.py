@@ -189,6 +189,18 @@ class Function:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stored:
+    """An array in files, `name` in `folder`, in the form that orbax and tensorstore read, and as which array it lies on
+    `devices`.
+    """
+
+    folder: str
+    name: str
+    cut: Cut
+    devices: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Module:
     """A module of StableHLO, portable bytecode or text, with shape and element type of each parameter and result."""
 
@@ -275,6 +287,14 @@ class Devices(Protocol):
 
     def load(self, function: Function, then: Callable[[Executable | BaseException], None]) -> None:
         """Makes a Python function one that can be run, like what is compiled. It donates nothing."""
+
+    def save(self, arrays: Sequence[Stored], shards: Sequence[Sequence[Shard]], timeout_s: float) -> Buffer:
+        """Has the hosts write arrays as they are now; `shards[i]` are those of `arrays[i]`. Returns a token. If it
+        fails, an array is whole in its files or not there.
+        """
+
+    def restore(self, arrays: Sequence[Stored], timeout_s: float) -> tuple[Sequence[Buffer], Buffer]:
+        """Has the hosts read arrays. Returns them, and a token."""
 
     def default_layout(self, dtype: np.dtype[Any], shape: tuple[int, ...], device: int, memory_kind: str) -> str:
         """How an array of this kind lies in memory when nobody says: XLA's text, such as "{1,0}"."""

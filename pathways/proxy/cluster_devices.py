@@ -13,15 +13,27 @@ from pathways.api.arrays.host_values import put_physical
 from pathways.api.connect import Cluster, connect_apart
 from pathways.compiler.ir import Tiling, View
 from pathways.proxy import layouts
-from pathways.proxy.behind import DeviceInfo, Executable, Function, Graph, GraphExecutable, Machine, Part, Shard
+from pathways.proxy.behind import (
+    Buffer,
+    DeviceInfo,
+    Executable,
+    Function,
+    Graph,
+    GraphExecutable,
+    Machine,
+    Part,
+    Shard,
+    Stored,
+)
 from pathways.proxy.cluster_buffers import ArrayShard, ClusterBuffer, Form, form_of, form_of_kind, pieces_of, whole
 from pathways.proxy.cluster_executables import ClusterExecutable
+from pathways.proxy.cluster_files import Files
 from pathways.proxy.cluster_functions import ClusterFunction
 from pathways.proxy.cluster_graphs import ClusterGraph
 from pathways.proxy.cluster_kinds import DeviceList, Kind, Places, apart, stacked, tiled
 from pathways.proxy.service import Client
 from pathways.proxy.shard_programs import Builder, KeptPrograms, ShardProgram
-from pathways.proxy.terms import terms_of
+from pathways.proxy.terms import Allowed, terms_of
 from pathways.proxy.waiter import Waiter
 
 #: By platform: the memories that clients may name. On a CPU they are the same, and no byte moves from one to another.
@@ -33,10 +45,10 @@ _MOST_MOVES = 256
 
 
 def open_session(
-    address: str, client: Client, offered: Mapping[str, Any] | None = None, deadline_s: float | None = None
+    address: str, client: Client, offered: Mapping[str, Any] | None = None, allowed: Allowed | None = None
 ) -> ClusterDevices:
-    """The devices of the cluster at an address, for a caller of the door; on which terms says `terms_of`. A call of a
-    Python function may take `deadline_s` seconds; None: it may call none.
+    """The devices of the cluster at an address, for a caller of the door; on which terms says `terms_of`, and
+    what it may do `allowed`.
 
     A slice of the door shows shards of another one, so each must lie where the client's numbers say.
 
@@ -44,18 +56,19 @@ def open_session(
         ConnectError: nobody listens at the address.
         OptionError: it asks for what makes no sense, or for more than the proxy's or the cluster's operator allows.
     """
-    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})), deadline_s)
+    return ClusterDevices(connect_apart(address, terms_of(client, offered or {})), allowed)
 
 
 class ClusterDevices:
     """See `pathways.proxy.behind.Devices`."""
 
-    def __init__(self, session: Cluster, deadline_s: float | None = None) -> None:
-        self._session, self._deadline_s = session, deadline_s
+    def __init__(self, session: Cluster, allowed: Allowed | None = None) -> None:
+        self._session, self._allowed = session, allowed or Allowed()
         self._places = Places(session)
         self._waiter = Waiter(session, self._places.islands)
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "pathways-door")
         self._moves = KeptPrograms(_MOST_MOVES)
+        self._files = Files(self._places, self._waiter, self._shown_as, self._allowed.checkpoint_root)
 
     def describe(self) -> Machine:
         """See `Devices`."""
@@ -180,6 +193,43 @@ class ClusterDevices:
         (made,) = self._moves.run(("move", form, kind, shown), build, arrays)
         return whole(made, form_of_kind(kind), self._waiter)
 
+    def _shown_as(self, shards: Sequence[Shard], kind: Kind) -> Any:
+        """Shards as an array of a kind, without a copy."""
+        form, arrays = form_of(shards)
+        if form.is_whole and form.kinds[0] == kind:
+            return arrays[0]
+
+        def build() -> ShardProgram:
+            builder = Builder(self._places, "shown")
+            return builder.build([form.add_to(builder, kind)], is_view=True)
+
+        (made,) = self._moves.run(("shown", form, kind), build, arrays)
+        return made
+
+    # ---- files
+
+    def save(self, arrays: Sequence[Stored], shards: Sequence[Sequence[Shard]], timeout_s: float) -> Buffer:
+        """See `Devices`."""
+        return self._files_for(arrays).save(arrays, shards, timeout_s)
+
+    def restore(self, arrays: Sequence[Stored], timeout_s: float) -> tuple[Sequence[Buffer], Buffer]:
+        """See `Devices`."""
+        return self._files_for(arrays).restore(arrays, timeout_s)
+
+    def _files_for(self, arrays: Sequence[Stored]) -> Files:
+        if not self._allowed.files:
+            raise errors.PermissionDeniedError(
+                "programs of this proxy, which others than its user can reach, write and read no files. Its operator "
+                "may name a folder for them: `pathways proxy --checkpoint-root FOLDER`"
+            )
+        for stored in arrays:
+            if len(islands := self._islands_of(stored.devices)) > 1:
+                raise errors.SliceError(
+                    f"{stored.name!r} lies on the islands {sorted(islands)}; hosts of one island write or read an "
+                    "array. Move it to devices of one island"
+                )
+        return self._files
+
     def bitcast(self, shards: Sequence[Shard], dtype: np.dtype[Any], shape: tuple[int, ...]) -> ClusterBuffer:
         """See `Devices`."""
         form, arrays = form_of(shards)
@@ -209,12 +259,12 @@ class ClusterDevices:
         """See `Devices`."""
 
         def make() -> Executable:
-            if self._deadline_s is None:
+            if self._allowed.function_s is None:
                 raise errors.PermissionDeniedError(
                     f"{function.name}: programs run no Python on the hosts of this proxy, which others than its user "
                     "can reach. Its operator may let them: `pathways proxy --functions`"
                 )
-            return ClusterFunction(self._places, self._waiter, function, self._deadline_s)
+            return ClusterFunction(self._places, self._waiter, function, self._allowed.function_s)
 
         self._make([(function.name, function.devices)], make, then)
 
@@ -259,6 +309,7 @@ class ClusterDevices:
     def close(self) -> None:
         """See `Devices`."""
         self._waiter.close()
+        self._files.close()
         self._session.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 

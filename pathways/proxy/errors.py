@@ -53,6 +53,7 @@ CODES: tuple[tuple[type[BaseException], Code], ...] = (
     (errors.PermissionDeniedError, Code.PERMISSION_DENIED),
     (errors.UnsupportedVersionError, Code.FAILED_PRECONDITION),
     (errors.SliceError, Code.FAILED_PRECONDITION),
+    (errors.CheckpointError, Code.FAILED_PRECONDITION),
     (NotImplementedError, Code.UNIMPLEMENTED),
     (MemoryError, Code.RESOURCE_EXHAUSTED),
     (ValueError, Code.INVALID_ARGUMENT),

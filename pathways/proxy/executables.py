@@ -71,12 +71,14 @@ def _start(state: State, call: Call, program: Loaded) -> tuple[list[int], int, S
     for array in donated:
         array.lose(is_donated=True)
     name = program.name
+    count = len(buffers) - program.tokens
     made = [
         of_buffer(buffer, name, result.dtype, result.shape, result.sharding, call.context)
-        for buffer, result in zip(buffers, results, strict=True)
+        for buffer, result in zip(buffers[:count], results, strict=True)
     ]
+    tokens = [Held(buffer, name, call.context) for buffer in buffers[count:]]
     handles = state.arrays.add_checked(body.result_array_handle, made)
-    return handles, _status(state, body, made) if options.fill_status else 0, results
+    return handles, _status(state, body, made, tokens) if options.fill_status else 0, results
 
 
 def fetch_result(state: State, call: Call) -> Outcome:
@@ -208,8 +210,8 @@ def _check_donated(donated: Sequence[Array], arrays: Sequence[Array]) -> None:
         raise Refused(Code.INVALID_ARGUMENT, "an array is donated and given to the same call once more")
 
 
-def _status(state: State, body: Any, made: Sequence[Array]) -> int:
-    held = tuple(one for array in made for one in array.held)
+def _status(state: State, body: Any, made: Sequence[Array], tokens: Sequence[Held]) -> int:
+    held = (*tokens, *(one for array in made for one in array.held))
     (handle,) = state.futures.add(one("result_status_handle")(body), [Future(held)])
     return handle
 

@@ -34,7 +34,8 @@ class MpmdParts:
 class Loaded:
     """An executable that the client has a handle of. `layouts`: of its parameters and of its results, as the client
     knows them. `takes`: what each argument is, if that is known, and its devices, if these are not those of the
-    executable. `results_of`: what the results are, if that depends on the arguments.
+    executable. `results_of`: what the results are, if that depends on the arguments. `tokens`: so many of its buffers,
+    the last ones, are no results, but a run is over when they are ready.
     """
 
     executable: Executable
@@ -46,6 +47,7 @@ class Loaded:
     takes: Sequence[tuple[Cut | None, tuple[int, ...]]] | None = None
     mpmd: MpmdParts | None = None
     results_of: Callable[[Sequence[Array]], Sequence[LoadedResult]] | None = None
+    tokens: int = 0
 
     @property
     def metadata(self) -> ExecutableMetadata:

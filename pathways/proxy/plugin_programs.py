@@ -1,7 +1,8 @@
 """Plugin programs of `pathwaysutils`: requests in JSON that a client compiles and runs like programs.
 
-A reshard request cuts arrays anew, over other devices. It does not say their shapes, so what its results are is known
-from the arrays that come (`Loaded.results_of`).
+Persistence requests write arrays to files and read them: `persistence.py`. A reshard request cuts arrays anew, over
+other devices. It does not say their shapes, so what its results are is known from the arrays that come
+(`Loaded.results_of`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import base64
 import binascii
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from pathways.proxy import shardings
+from pathways.proxy import persistence, shardings
 from pathways.proxy.array_making import check_devices
 from pathways.proxy.arrays import Array
 from pathways.proxy.behind import AllShards, Buffer, ExecutableMetadata, Parameter, Shard
@@ -38,16 +39,18 @@ def parse(state: State, data: bytes) -> Loaded:
         (kind, body), *rest = json.loads(data.decode().removeprefix(_PREFIX)).items()
     except (ValueError, AttributeError, RecursionError):
         raise Refused(Code.INVALID_ARGUMENT, "a plugin program that is not one request in JSON") from None
-    if kind != "reshardRequest" or rest:
-        raise not_implemented(
-            f"the plugin program {kind[:200]!r} of pathwaysutils (this proxy runs reshardRequest); save checkpoints "
-            "with orbax from the client instead of persistence requests"
-        )
+    parser = PARSERS.get(kind)
+    if parser is None or rest:
+        raise not_implemented(f"the plugin program {kind[:200]!r}; this proxy runs {', '.join(PARSERS)}")
     try:
-        sources, targets = ([_sharding(state, each) for each in body[name]] for name in ("inSharding", "outSharding"))
-        is_given = body.get("donateInput", False) is True
+        return parser(state, kind, body)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError, DecodeError, binascii.Error):
-        raise Refused(Code.INVALID_ARGUMENT, "a reshardRequest that is malformed") from None
+        raise Refused(Code.INVALID_ARGUMENT, f"a {kind} that is malformed") from None
+
+
+def _reshard(state: State, kind: str, body: Any) -> Loaded:
+    sources, targets = ([_sharding(state, each) for each in body[name]] for name in ("inSharding", "outSharding"))
+    is_given = body.get("donateInput", False) is True
     if not len(sources) == len(targets) <= _MOST_ARRAYS:
         raise Refused(Code.INVALID_ARGUMENT, f"{len(sources)} arrays to cut anew into {len(targets)}")
     return Reshard(state, sources, targets, is_given).loaded()
@@ -60,6 +63,16 @@ def _sharding(state: State, request: Any) -> Sharding:
     check_devices(state, devices)
     op_sharding = base64.b64decode(request["xla_hlo_sharding"], validate=True)
     return shardings.by_hlo(op_sharding, devices, str(request.get("memory_kind", "")))
+
+
+def _persistence(state: State, kind: str, body: Any) -> Loaded:
+    return persistence.parse(state, kind, body, _MOST_ARRAYS)
+
+
+PARSERS: dict[str, Callable[[State, str, Any], Loaded]] = {
+    "reshardRequest": _reshard,
+    **dict.fromkeys((*persistence.WRITES, *persistence.READS), _persistence),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,15 @@ from pathways.proxy.service import Client
 TERMS = ("name", "weight", "priority", "memory", "runs", "at_limit")
 #: A program may ask for less of these, not for more.
 _BOUNDED = ("weight", "priority", "memory", "runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """What the operator allows programs beside computing."""
+
+    function_s: float | None = None  # so long may a call of a Python function on hosts take; None: they call none
+    files: bool = False  # whether hosts write and read files for them
+    checkpoint_root: str | None = None  # the folder where those lie; None: anywhere
 
 
 def terms_of(client: Client, offered: Mapping[str, Any]) -> ClientTerms:

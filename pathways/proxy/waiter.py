@@ -18,7 +18,7 @@ from pathways.proxy.islands import Islands
 _LOOK_S = 0.002
 
 #: Who waited for an island that was down so long ago has failed: it may be back, but not with what was started before.
-_LOSS_AGE_S = 0.1
+LOSS_AGE_S = 0.1
 
 _Wait = tuple[list[Any], Done]
 
@@ -73,7 +73,7 @@ class Waiter:
             while arrays and failure is None:
                 state, loss = self._native.state(arrays[-1]), None
                 if state == "pending":
-                    loss = self._islands.loss_of(arrays[-1].slice.binding.devices, _LOSS_AGE_S)
+                    loss = self._islands.loss_of(arrays[-1].slice.binding.devices, LOSS_AGE_S)
                     if loss is None:
                         return False
                     state = self._native.state(arrays[-1])  # how the host ended is told meanwhile

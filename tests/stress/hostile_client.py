@@ -25,7 +25,7 @@ import numpy as np
 import nursery
 
 import pathways as pw
-from pathways.api.checkpoints import orbax_handler
+from pathways.api.checkpoints import jobs
 from pathways.protocol import payloads
 from pathways.testing import stand_in
 
@@ -90,7 +90,7 @@ class Hostile:
         """
         job = None
         while True:
-            begun = orbax_handler._Job()
+            begun = jobs.Job()
             for number in range(HOARD_BYTES // PIECE_BYTES // 2):
                 array = pw.device_put(np.ones(PIECE_BYTES // 4, np.float32), self.slice)
                 group = begun.join(array)

@@ -17,11 +17,9 @@ its process moves none.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,18 +33,12 @@ from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_
 from pathways import _jaxlib, errors
 from pathways.api.arrays.array import Array
 from pathways.api.arrays.host_values import physical
+from pathways.api.checkpoints.jobs import Job, settled
 from pathways.api.checkpoints.orbax_templates import follow_templates, sharding_of, slice_of
 from pathways.api.session import Session
 from pathways.api.slices.virtual_devices import Slice
 from pathways.compiler.ir import ArrayType
 from pathways.protocol import payloads
-
-_TASK, _BACKEND = 5, 4  # kinds of commands
-#: Bytes of one command that asks for writes, about.
-_COMMAND_BYTES = 16 << 10
-#: Between two looks at what is under way: the first, and the longest.
-_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
-_jobs = itertools.count(1)
 
 
 def register() -> None:
@@ -155,72 +147,7 @@ class _ToldOnce(logging.Filter):
         return True
 
 
-# ----------------------------------------------------------------------------------------------- commands, and futures
-
-
-class _Job:
-    """One save or restore: what was asked of which hosts, and what came of it."""
-
-    def __init__(self) -> None:
-        self.number = next(_jobs)
-        self._groups: dict[tuple[Session, int], int] = {}  # how many hosts each has
-        self._tokens: list[tuple[Any, int, Array | None]] = []  # each with the array that it reads
-
-    def groups(self) -> Iterable[tuple[Session, int]]:
-        """The groups of hosts that have a part in it."""
-        return list(self._groups)
-
-    def join(self, array: Array) -> tuple[Session, int]:
-        """The group of an array's hosts, from now on one of the job's."""
-        layout = array.layout
-        group = (layout.slice.cluster, layout.group)
-        self._groups[group] = layout.parts
-        return group
-
-    def ask(self, group: tuple[Session, int], payload: bytes, array: Array | None = None) -> int:
-        """Asks a group's hosts for a task, with a buffer or without; `settle` waits for all that was asked."""
-        client = group[0].native
-        token = client.new_token(self._groups[group])
-        self._tokens.append((client, token, array))
-        client.command(_TASK, group[1], 0 if array is None else array.raw_handle, token, payload)
-        return token
-
-    async def settle(self) -> None:
-        """Waits until all is done that was asked; then raises the first error."""
-        failed: errors.PathwaysError | None = None
-        try:
-            for client, token, array in self._tokens:
-                if await settled(client, token, array) == "failed" and failed is None:
-                    failed = _why(client, token, array)
-        finally:
-            array = None
-            for client, token, _ in self._tokens:
-                client.forget_token(token)
-            self._tokens = []
-        if failed is not None:
-            try:
-                raise failed
-            finally:
-                failed = None  # the error knows this frame, and by it the arrays
-
-    async def give_up(self) -> None:
-        """After an error: has the hosts drop it all, and waits until nothing of it is under way (JOB-1)."""
-        for group in self.groups():
-            try:
-                if not group[0].native.closed:
-                    self.ask(group, payloads.task("end", self.number))
-                    await self.settle()
-            except errors.PathwaysError:  # the cluster is lost, and the job with it
-                continue
-
-    def end(self, early: bool) -> None:
-        """Nothing more will be asked; `early`: although something may still be under way."""
-        for cluster, group in self._groups:
-            if not cluster.native.closed:
-                try:
-                    cluster.native.command(_BACKEND, group, 0, 0, payloads.end(self.number, early))
-                except errors.PathwaysError:  # the cluster is lost, and the job with it
-                    continue
+# -------------------------------------------------------------------------------------------------------------- arrays
 
 
 def _stored_type(array: Array) -> tuple[tuple[int, ...], np.dtype]:
@@ -237,28 +164,6 @@ def _is_storable(dtype: np.dtype) -> bool:
     return True
 
 
-def _why(client: Any, token: int, array: Array | None) -> errors.PathwaysError:
-    if array is not None and not array.is_deleted() and client.state(array) == "failed":
-        failure = array._failure()
-        # orbax takes a TimeoutError for one of its own bounds, and would say so.
-        return errors.CheckpointError(str(failure)) if isinstance(failure, TimeoutError) else failure
-    return errors.from_text(client.error_text(token), errors.CheckpointError)
-
-
-async def settled(client: Any, raw: int, array: Array | None = None) -> str:
-    """Waits for a future, which may read an array (END-1), without holding up the loop, nor a Ctrl-C: "ready" or
-    "failed".
-    """
-    pause = _PAUSE_S
-    source = 0 if array is None else array.raw_handle
-    while (state := client.wait_raw(raw, 0.0, source)) == "pending":
-        client.check_alive()
-        if not client.pump():
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
-    return str(state)
-
-
 def _context(info: Any) -> Any:
     """orbax's tensorstore context, as the hosts can make it."""
     return {} if info.ts_context is None else info.ts_context.spec.to_json()
@@ -267,7 +172,7 @@ def _context(info: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------- saving
 
 
-class _Save(_Job):
+class _Save(Job):
     """The arrays of one save."""
 
     def __init__(self, items: Sequence[tuple[Array, Any, Any]]) -> None:
@@ -285,15 +190,8 @@ class _Save(_Job):
                     )
                 if array.is_deleted():
                     raise errors.DeletedArrayError(f"saving it: the array {array!r} was deleted, or donated")
-                array.client.enter()  # a slice that moves changes who holds it
-                try:
-                    group = self.join(array)
-                    ordinal = clusters.setdefault(group[0], len(clusters))
-                    self._process.append(f"pw{ordinal}host{payloads.HOST}")
-                    array._pin()
-                    self.ask(group, payloads.task("stage", self.number, number=number), array)
-                finally:
-                    array.client.leave()
+                cluster, _ = self.stage(array, number)
+                self._process.append(f"pw{clusters.setdefault(cluster, len(clusters))}host{payloads.HOST}")
         except BaseException:
             self.end(early=True)
             raise
@@ -347,29 +245,12 @@ class _Save(_Job):
         )
 
     def _ask_for_writes(self) -> None:
-        """One command per group for as many arrays as fit well."""
-        pending: dict[tuple[Session, int], list[Any]] = {}
-        sizes: dict[tuple[Session, int], int] = {}
         info = self._items[0][1]
-        rest = {"context": _context(info), "atomic": bool(info.is_ocdbt_checkpoint)}
-
-        def send(group: tuple[Session, int], lead: int) -> None:
-            arrays = pending.pop(group)
-            sizes.pop(group)
-            self.ask(group, payloads.task("write", self.number, lead=lead, arrays=arrays, **rest))
-
-        leads = {}
-        for number, (array, item, _) in enumerate(self._items):
-            group = self.join(array)
-            leads[group] = min(array.layout.slice.binding.hosts)
-            entry = [number, item.name, ts.Spec(self._spec(number).json).to_json()]
-            size = len(json.dumps(entry))
-            if sizes.get(group, 0) + size > _COMMAND_BYTES and group in pending:
-                send(group, leads[group])
-            pending.setdefault(group, []).append(entry)
-            sizes[group] = sizes.get(group, 0) + size
-        for group in list(pending):
-            send(group, leads[group])
+        arrays = (
+            (array, [number, item.name, ts.Spec(self._spec(number).json).to_json()])
+            for number, (array, item, _) in enumerate(self._items)
+        )
+        self.ask_for("write", arrays, context=_context(info), atomic=bool(info.is_ocdbt_checkpoint))
 
     async def _write_shardings(self) -> None:
         """For who restores without saying where: the mesh's shape and names, on whatever devices there are."""
@@ -404,7 +285,7 @@ class _Beside(array_metadata_store.Store):
 # ---------------------------------------------------------------------------------------------------------- restoring
 
 
-class _Restore(_Job):
+class _Restore(Job):
     """The arrays of one restore."""
 
     def __init__(self, store: Any) -> None:

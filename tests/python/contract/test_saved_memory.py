@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from memory_ledgers import MiB
 
 import pathways as pw
-from pathways.api.checkpoints import orbax_handler
+from pathways.api.checkpoints import jobs, orbax_handler
 from pathways.protocol import payloads
 
 GRACE_S = 0.25  # of MEM-3, see csrc/dispatch/controller_options.h
@@ -43,7 +43,7 @@ def value_of(size: int, number: int) -> np.ndarray:
 def test_a_put_waits_for_a_save_of_a_deleted_array(slice_: Any) -> None:
     array = pw.device_put(value_of(10, 1), slice_, P("x")).block_until_ready()
     job = orbax_handler._Save.__new__(orbax_handler._Save)
-    orbax_handler._Job.__init__(job)
+    jobs.Job.__init__(job)
     group = job.join(array)
     job.ask(group, payloads.task("stage", job.number, number=0), array)
     asyncio.run(job.settle())

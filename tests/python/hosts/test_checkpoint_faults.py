@@ -32,7 +32,7 @@ from etils import epath
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.api.checkpoints import orbax_handler
+from pathways.api.checkpoints import jobs, orbax_handler
 
 pytestmark = pytest.mark.slow
 
@@ -179,7 +179,7 @@ def test_a_host_that_is_started_anew_while_a_save_is_under_way(
 
     async def after_the_writes(save: Any) -> None:
         await write_shardings(save)
-        await asyncio.gather(*(orbax_handler.settled(*each) for each in save._tokens))
+        await asyncio.gather(*(jobs.settled(*each) for each in save._tokens))
         lose_a_host()
 
     monkeypatch.setattr(orbax_handler._Save, name, before_the_writes if step == "write" else after_the_writes)
