@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathways.api.local_target import LocalCluster
     from pathways.api.pipelines.gradients import accumulate_gradients
     from pathways.api.pipelines.pipeline import pipeline
+    from pathways.api.profiling import profile
     from pathways.api.programs.exchange import exchange
     from pathways.api.programs.host_callbacks import HostObject, host_callback
     from pathways.api.programs.placed import jit
@@ -69,6 +70,7 @@ __all__ = [
     "nn",
     "pipeline",
     "place",
+    "profile",
     "program",
     "trace",
     "while_loop",
@@ -99,6 +101,7 @@ _PLACES = {
     "nn": "nn",
     "pipeline": "pipelines.pipeline",
     "place": "arrays.place",
+    "profile": "profiling",
     "program": "programs.program",
     "trace": "recording",
     "while_loop": "programs.while_loop",

@@ -9,7 +9,8 @@ The modules, by subject: `versions`, `processes`, `thread_state`, `user_settings
 `physical_form`; a program goes from `jaxprs` through `references`, `effects`, `callbacks`, `callback_order` and
 `lowering` to `mlir_modules` and the `partitioner` (`compiler_log` keeps it quiet); a host runs it by `executables`,
 `raw_modules`, `compile_cache` and `callback_hosting`; `foreign_arrays`, `foreign_shardings` and `slice_meshes` teach
-JAX types of ours; `colocated` is for processes that run functions of programs of plain JAX.
+JAX types of ours; `colocated` is for processes that run functions of programs of plain JAX; `profiling` is for
+`pw.profile`.
 
 The functions, and JAX with them, are imported when one is first used. A controller uses `coordination` alone, and does
 without JAX. Nothing here initialises a backend, so a client can trace, partition and lower without an accelerator.

@@ -117,6 +117,7 @@ from pathways._jaxlib.processes import (
     keep_threads_of_parent,
     told_by_all,
 )
+from pathways._jaxlib.profiling import start_profile, stop_profile
 from pathways._jaxlib.proxy_platform import backend_target, use_proxy
 from pathways._jaxlib.raw_modules import (
     Form,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from pathways import errors
 from pathways._jaxlib import Callback
 from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.profiling import Profile
 from pathways.cluster.recording import Recording
 from pathways.cluster.slice_moves import Move
 from pathways.compiler.ir import LogicalProgram
@@ -126,6 +127,10 @@ class ControlPlane(Protocol):
 
     def open_trace(self) -> Recording:
         """Records what the whole cluster does from now on. Raises `TraceFileError` when somebody does so already."""
+
+    def open_profile(self) -> Profile:
+        """Has XLA's profiler record on the hosts from now on. Raises `TraceFileError` when somebody does so already,
+        and `PermissionDeniedError` for a guest."""
 
     def alive(self) -> bool:
         """Whether the cluster still works, by a check that takes a few microseconds."""

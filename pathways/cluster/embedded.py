@@ -20,6 +20,7 @@ from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
 from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
+from pathways.cluster.profiling import NoHosts, Profile
 from pathways.cluster.recording import EmbeddedRecording
 from pathways.cluster.slice_moves import Move
 from pathways.compiler.ir import LogicalProgram
@@ -311,6 +312,10 @@ class EmbeddedControl:
             clients={self.client_id: ""},
         )
         return EmbeddedRecording(self.controller, self.driver.trace, about, self._recordings)
+
+    def open_profile(self) -> Profile:
+        """See `ControlPlane`."""
+        return NoHosts()
 
     def alive(self) -> bool:
         """See `ControlPlane`."""

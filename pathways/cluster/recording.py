@@ -91,8 +91,8 @@ def _on_the_controllers_clock(part: pb.TracePart) -> bytes:
 class Recording(Protocol):
     """A trace that is on."""
 
-    def finish(self) -> Recorded:
-        """Ends the trace. What came before a failure is kept; see `Recorded.failure`."""
+    def finish(self, seconds: float = FINISH_S) -> Recorded:
+        """Ends the trace. What came before a failure is kept; see `Recorded.failure`. It waits for so many seconds."""
 
     def cancel(self) -> None:
         """Ends the trace and keeps nothing. Does nothing when it has ended."""
@@ -127,12 +127,12 @@ class RemoteRecording:
         """False when the cluster has ended, or the controller has ended the trace."""
         return self._reader.is_alive()
 
-    def finish(self) -> Recorded:
+    def finish(self, seconds: float = FINISH_S) -> Recorded:
         """See `Recording`."""
         self._out.put(None)
-        self._reader.join(FINISH_S)
+        self._reader.join(seconds)
         if self._reader.is_alive():
-            self._recorded.remarks.append(f"the controller did not answer within {FINISH_S:g} s")
+            self._recorded.remarks.append(f"the controller did not answer within {seconds:.3g} s")
             self.cancel()
             self._reader.join(1.0)
         return self._recorded
@@ -170,7 +170,7 @@ class EmbeddedRecording:
         self._trace.start(EMBEDDED_CAPACITY)
         self._controller.start_trace(EMBEDDED_CAPACITY)
 
-    def finish(self) -> Recorded:
+    def finish(self, seconds: float = FINISH_S) -> Recorded:
         """See `Recording`."""
         recorded = self._recorded
         recorded.end_ns = time.monotonic_ns()

@@ -34,6 +34,7 @@ from pathways.cluster.callbacks import Answers
 from pathways.cluster.control_plane import Late
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.operator import client_request, limit_request
+from pathways.cluster.profiling import Profile, RemoteProfile
 from pathways.cluster.recording import RemoteRecording
 from pathways.cluster.slice_moves import Move, SliceMover
 from pathways.compiler.ir import LogicalProgram
@@ -346,6 +347,12 @@ class RemoteControl:
         self.check()
         open_stream = functools.partial(self._stub.Trace, metadata=wire.bearer(self._token))
         return RemoteRecording(open_stream, self._translated)
+
+    def open_profile(self) -> Profile:
+        """See `ControlPlane`."""
+        self.check()
+        open_stream = functools.partial(self._stub.Profile, metadata=wire.bearer(self._token))
+        return RemoteProfile(open_stream, self._translated)
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster. Returns when the controller has received the request."""

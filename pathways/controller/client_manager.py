@@ -22,6 +22,7 @@ from pathways.controller.cluster_manager import MOST_SAID, ClusterManager
 from pathways.controller.connections import Connections
 from pathways.controller.draining import Draining
 from pathways.controller.host_requests import HostRequests
+from pathways.controller.profiles import Profiles
 from pathways.controller.program_manager import ProgramManager
 from pathways.controller.recording import Recordings
 from pathways.controller.records import ClientRecord, Connection, HostRecord, NearConnection
@@ -53,6 +54,7 @@ class ClientManager:
         self.callbacks = CallbackRouter(cluster, self.clients)
         self.suspension = Suspension(cluster, self.clients, self.requests)
         self.recordings = Recordings(cluster, self.clients, self.requests)
+        self.profiles = Profiles(cluster, self.requests)
         self.slice_moves = SliceMoves(cluster)
         self.draining = Draining(cluster, self.clients, self.requests, self.slice_moves)
 

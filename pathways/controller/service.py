@@ -337,6 +337,29 @@ class ControllerService(rpc.ControllerServicer):
         finally:
             reader.cancel()
 
+    async def Profile(self, requests: AsyncIterator[Empty], context: Any) -> AsyncIterator[pb.ProfilePart]:  # noqa: D102
+        over = asyncio.Event()
+        context.add_done_callback(lambda _: over.set())
+
+        async def read() -> None:
+            try:
+                async for _ in requests:
+                    pass
+            finally:
+                over.set()
+
+        reader = asyncio.ensure_future(read())
+        try:
+            self._client_manager.check_operator(wire.token_of(context), "profile the hosts")
+            who, _ = self._client_manager.names_seen_by(wire.token_of(context))
+            async with contextlib.aclosing(self._client_manager.profiles.record(who, over)) as parts:
+                async for part in parts:
+                    yield part
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+        finally:
+            reader.cancel()
+
     @_refusing
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), "drain hosts")

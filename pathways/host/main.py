@@ -28,6 +28,7 @@ import grpc
 
 from pathways import errors
 from pathways.compiler.ir import LogicalProgram
+from pathways.host import profiling
 from pathways.host.successors import Successor
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import environment, fd_passing
@@ -306,6 +307,13 @@ class HostProcess:
                 return pb.HostReport(peers_replaced=self._replace_peers(request.replace_peers, driver))
             case "trace":
                 return pb.HostReport(traced=self._trace(request.trace, driver))
+            case "profile":
+                profiling.answer(
+                    self._config.host,
+                    request.profile,
+                    lambda part: self._report(pb.HostReport(request=request.request, profiled=part)),
+                )
+                return None
             case "callback":
                 driver.callbacks.answer(request.callback)  # type: ignore[attr-defined]
                 return None

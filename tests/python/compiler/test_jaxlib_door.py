@@ -386,3 +386,17 @@ def test_modules_that_call_python_are_refused() -> None:
             with pytest.raises(NotImplementedError, match=target):
                 _jaxlib.compile_raw(each, b"", jax.devices()[:1])
     _jaxlib.refuse_calls_of_python(module("lapack_sgeqrf"))
+
+
+def test_a_profile_of_this_process_has_its_computations() -> None:
+    square = jax.jit(lambda x: jax.numpy.sin(x @ x))
+    x = np.ones((32, 32), np.float32)
+    square(x).block_until_ready()
+    _jaxlib.start_profile(python=False)
+    with pytest.raises(RuntimeError, match="records a profile already"):
+        _jaxlib.start_profile(python=True)
+    square(x).block_until_ready()
+    profile = jax.profiler.ProfileData.from_serialized_xspace(_jaxlib.stop_profile())
+    names = {event.name for plane in profile.planes for line in plane.lines for event in line.events}
+    assert any("sine" in name for name in names)
+    assert _jaxlib.stop_profile() == b""
