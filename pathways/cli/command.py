@@ -17,7 +17,7 @@ from pathways.cli.agent import agent
 from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.logs import logs
 from pathways.cli.machines import drain, undrain
-from pathways.cli.monitoring import metrics
+from pathways.cli.monitoring import dashboard, metrics
 from pathways.cli.on_ray import ray_options, start_on_ray, taken_ray_options
 from pathways.cli.proxy import proxy
 from pathways.cli.status import status
@@ -139,6 +139,13 @@ def main() -> None:
     default=None,
     help="Serve metrics for Prometheus, too, as `pathways metrics`, at 127.0.0.1:PORT.",
 )
+@click.option(
+    "--dashboard",
+    "dashboard_port",
+    metavar="PORT",
+    default=None,
+    help="Serve a page for browsers, too, as `pathways dashboard`, at 127.0.0.1:PORT.",
+)
 @ray_options
 def up(
     on: str,
@@ -156,6 +163,7 @@ def up(
     insecure_plaintext: bool,
     proxied: str | None,
     metrics_port: str | None,
+    dashboard_port: str | None,
     **allowance: Any,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground.
@@ -165,7 +173,7 @@ def up(
     With --listen, agents of other machines bring the hosts: of the shape that is given here, or, if none is, of any.
 
     With --proxy, what is printed next are the variables for programs that do not know of Pathways. With --metrics, it
-    is where Prometheus finds them.
+    is where Prometheus finds them; with --dashboard, the address that a browser opens.
 
     With --on ray, only the controller is on this machine. The hosts of each island run in an actor of a Ray cluster.
     """
@@ -213,7 +221,7 @@ def up(
             beside.append(served)
             click.echo(" ".join(f"{name}={value}" for name, value in served.variables.items()))
             sys.stdout.flush()
-        for name, port in (("metrics", metrics_port),):
+        for name, port in (("metrics", metrics_port), ("dashboard", dashboard_port)):
             if port is not None:
                 beside.append(BesideProcess(name, [handle.address, "--port", port], 1))
                 click.echo(beside[-1].lines[0])
@@ -250,5 +258,6 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (agent, status, clients, drain, undrain, limit, logs, metrics, proxy, suspend, resume, token, trace, top):
+_watching = (status, top, clients, logs, trace, metrics, dashboard)
+for each in (agent, *_watching, drain, undrain, limit, proxy, suspend, resume, token):
     main.add_command(each)

@@ -1,10 +1,11 @@
-"""`pathways metrics`: what a cluster does, for Prometheus and OpenTelemetry."""
+"""`pathways metrics`: what a cluster does, for Prometheus and OpenTelemetry. `pathways dashboard`: in a browser."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -52,10 +53,9 @@ def metrics(address: str | None, where: str, secret_file: str | None, otlp: bool
     from pathways.cluster.snapshots import Snapshots
     from pathways.monitoring.local_server import LocalServer
     from pathways.monitoring.metrics import ClusterMetrics, check_installed, resources
-    from pathways.monitoring.secret import new_secret, secret_in
 
     check_installed()
-    secret = secret_in(secret_file) if secret_file else new_secret()
+    secret = _secret(secret_file)
     with contextlib.ExitStack() as stack:
         snapshots = stack.enter_context(Snapshots(address or only_cluster(), timeout_s=5.0))
         snapshots.look()  # a wrong address is told at once
@@ -68,3 +68,36 @@ def metrics(address: str | None, where: str, secret_file: str | None, otlp: bool
         over = until_told_to_end(until_input_ends)
         click.echo(f"{server.origin}/metrics  Authorization: Bearer {f'(in {secret_file})' if secret_file else secret}")
         over.wait()
+
+
+@click.command(short_help="Watch a cluster in a browser.")
+@_port_options
+def dashboard(address: str | None, where: str, secret_file: str | None, until_input_ends: bool) -> None:
+    """Show live in a browser what the cluster at ADDRESS does, until Ctrl-C or SIGTERM.
+
+    Open the address that is printed. What is behind # in it is a secret: whoever knows it sees, on this machine, what
+    you may see. Devices by client over time, clients, memory, slices, hosts, machines, losses and logs.
+
+    ADDRESS is what `pathways up` printed; PATHWAYS_ADDRESS, or this user's cluster on this machine when it is not
+    given. One on another machine is looked at with this user's certificate or token, as `pathways top` does.
+    """
+    from pathways.cluster.snapshots import Snapshots
+    from pathways.monitoring.dashboard import resources
+    from pathways.monitoring.feed import Feed
+    from pathways.monitoring.local_server import LocalServer
+
+    secret = _secret(secret_file)
+    with contextlib.ExitStack() as stack:
+        snapshots = stack.enter_context(Snapshots(address or only_cluster()))
+        snapshots.look()
+        feed = stack.enter_context(Feed(snapshots))
+        server = stack.enter_context(LocalServer(where, secret, resources(feed)))
+        over = until_told_to_end(until_input_ends)
+        click.echo(f"{server.origin}/#{quote(secret)}")
+        over.wait()
+
+
+def _secret(path: str | None) -> str:
+    from pathways.monitoring.secret import new_secret, secret_in
+
+    return secret_in(path) if path else new_secret()

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from pathways import errors
@@ -54,9 +54,9 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a caller gets. A body that is an iterator is sent part by part, until it ends or the caller leaves."""
+    """What a caller gets. A body that is a generator is sent part by part, until it ends or the caller leaves."""
 
-    body: bytes | Iterator[bytes]
+    body: bytes | Generator[bytes, None, None]
     content_type: str = "text/plain; charset=utf-8"
     status: int = 200
 
@@ -234,6 +234,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 for part in answer.body:
                     self.wfile.write(part)
             finally:
+                answer.body.close()
                 self.server.end_stream()
 
     def _send_head(self, answer: Answer, more: Mapping[str, str]) -> None:
