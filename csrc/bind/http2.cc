@@ -4,11 +4,13 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bind/bind.h"
+#include "http2/hpack.h"
 #include "http2/socket_connection.h"
 
 namespace py = pybind11;
@@ -54,6 +56,16 @@ py::object receive(SocketConnection& connection) {
   return std::move(told);
 }
 
+/// The fields of a whole header block; None: it is malformed, or they are too many bytes.
+py::object decode(http2::HeaderDecoder& decoder, const py::bytes& block) {
+  const auto text = static_cast<std::string_view>(block);
+  const auto fields = decoder.decode(std::as_bytes(std::span(text)));
+  if (!fields) return py::none();
+  py::list found;
+  for (const http2::Header& each : *fields) found.append(py::make_tuple(py::bytes(each.name), py::bytes(each.value)));
+  return std::move(found);
+}
+
 std::chrono::milliseconds ms_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
@@ -86,6 +98,9 @@ void register_http2(py::module_& m) {
       .def("resume", &SocketConnection::resume, "call"_a, "The call's client may send.")
       .def("hold", &SocketConnection::hold, "call"_a, "It may send no more for now.")
       .def_property_readonly("why", &SocketConnection::why, "Why it is over.");
+  py::class_<http2::HeaderDecoder>(m, "Http2Fields", "The header fields of a connection: see hpack.h.")
+      .def(py::init<size_t>(), "most_bytes"_a)
+      .def("decode", &decode, "block"_a, "[(name, value)] of a whole block, as bytes; None: it is malformed.");
   const std::pair<const char*, Event::Kind> kinds[] = {{"CALL", Event::Kind::kCall},
                                                        {"MESSAGE", Event::Kind::kMessage},
                                                        {"END", Event::Kind::kEnd},

@@ -15,7 +15,7 @@ from pathways.agent.fabric import LINK
 from pathways.agent.island import start_of
 from pathways.agent.link_door import FarLink
 from pathways.controller.log_sources import LogsThere
-from pathways.controller.machines import StartedHost
+from pathways.controller.machines import ProgramText, StartedHost
 from pathways.process import fd_passing
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.protocol import agent_pb2 as pb
@@ -119,7 +119,7 @@ class AgentMachine:
         self._controller_segment = controller_segment
         self.requests: asyncio.Queue[pb.AgentRequest | None] = asyncio.Queue()
         #: Programs for its hosts, each with the hosts' numbers and incarnation.
-        self.programs: asyncio.Queue[tuple[bytes, Sequence[int], int] | None] = asyncio.Queue()
+        self.programs: asyncio.Queue[tuple[ProgramText, Sequence[int], int] | None] = asyncio.Queue()
         self.logs = LogsThere(self.name, self.requests.put_nowait)
         self._hosts: dict[int, FarHost] = {}
         self.is_lost = asyncio.Event()
@@ -144,7 +144,7 @@ class AgentMachine:
         self.requests.put_nowait(pb.AgentRequest(start_host=start_of(config, token)))
         return host
 
-    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+    def hand_program(self, program: ProgramText, hosts: Sequence[int]) -> None:
         """See `Machine`."""
         self.programs.put_nowait((program, hosts, self._hosts[hosts[0]].incarnation))  # they were started together
 
@@ -215,8 +215,10 @@ class AgentMachine:
     def lost(self, why: str) -> None:
         """Counts all its hosts as killed."""
         self.is_lost.set()
-        self.requests.put_nowait(None)
-        self.programs.put_nowait(None)
+        for queue in (self.requests, self.programs):
+            while not queue.empty():
+                queue.get_nowait()  # who held its hosts' places is known for longer
+            queue.put_nowait(None)
         self.logs.lost(why)
         for host in list(self._hosts.values()):
             host.ended(-signal.SIGKILL, f"Its machine, {self.name}, is lost: {why}.")

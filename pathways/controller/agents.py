@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from pathways import errors
 from pathways.agent.link_door import FarLink, LinkDoor
 from pathways.controller.agent_machine import AgentMachine
+from pathways.controller.call_meters import call_meter
 from pathways.controller.fabrics import Fabrics, check_same_kind, neighbour_of
 from pathways.controller.machines import Placement
 from pathways.controller.observations import Losses
@@ -35,8 +36,8 @@ from pathways.controller.relays import Relays
 from pathways.process.config import ClusterOptions, ControllerConfig
 from pathways.process.memory import memory_bytes
 from pathways.process.run_directory import authority_folder
+from pathways.process.shared_room import SharedRoom
 from pathways.protocol import control_pb2 as pb_control
-from pathways.transport.call_room import CallMeter, CallRoom
 from pathways.transport.callers import end
 from pathways.transport.links import Links
 from pathways.transport.loop import Loop
@@ -80,7 +81,7 @@ class Agents:
         self._relays = Relays(native, self.links, lambda name: any(agent.name == name for agent in self._direct()))
         self._tunnels = Tunnels(self.loop)
         #: For what comes by the tunnels of machines, and of clients elsewhere.
-        self.call_room = CallRoom(memory_bytes() // 4)
+        self.call_room = SharedRoom(memory_bytes() // 4)
         self._lock = threading.Lock()
         self._tunnels_of: dict[str, set[socket.socket]] = {}  # by name of the machine; guarded by _lock
         self._let_go: Callable[[socket.socket], object] = lambda connection: None
@@ -138,7 +139,7 @@ class Agents:
         with self._lock:
             self._tunnels_of.setdefault(identity.name, set()).add(connection)
         try:
-            self._tunnels.add_to(self._control_path, connection, over, CallMeter(self.call_room, str(identity)))
+            self._tunnels.add_to(self._control_path, connection, over, call_meter(self.call_room, identity))
         except OSError:  # nobody listens any more: the cluster ends
             forget()
             raise

@@ -22,12 +22,13 @@ from typing import Any
 
 from pathways import errors
 from pathways.agent.link_door import OPEN_TIMEOUT_S, FarLink, LinkDoor
+from pathways.controller.call_meters import call_meter
 from pathways.controller.connections import Connections
 from pathways.controller.records import Connection
 from pathways.process.config import ClientSizes
 from pathways.process.memory import memory_bytes
+from pathways.process.shared_room import SharedRoom
 from pathways.transport import connection as transport
-from pathways.transport.call_room import CallMeter, CallRoom
 from pathways.transport.links import Links
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
@@ -88,7 +89,7 @@ class FarClients:
         status_segment: Any,
         connections: Connections,
         control_path: str,
-        call_room: CallRoom,
+        call_room: SharedRoom,
     ) -> None:
         """`control_path`: the Unix socket of the controller's gRPC server for clients. `call_room`: for their calls."""
         self._native = native
@@ -111,7 +112,7 @@ class FarClients:
         self._door.serve_at(port, "client", _ROLES)
 
     def _serve_console(self, connection: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:
-        meter = CallMeter(self._call_room, str(identity))
+        meter = call_meter(self._call_room, identity)
         self._tunnels.add_to(self._control_path, connection, lambda: self._let_go(connection), meter)
 
     def _serve_session(self, sock: socket.socket, identity: Identity, hello: dict[str, Any]) -> None:

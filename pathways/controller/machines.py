@@ -12,6 +12,7 @@ Owned by the controller's event loop thread.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,15 @@ from pathways import errors
 from pathways.controller.log_sources import LogSource
 from pathways.process import fd_passing
 from pathways.process.config import HostConfig
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramText:
+    """A `StoreProgram`, by which hosts store a program. It is here while the program is, so that successors of lost
+    hosts get it, and until the machines of its hosts have taken it.
+    """
+
+    data: bytes
 
 
 class StartedHost(Protocol):
@@ -83,8 +93,8 @@ class Machine(Protocol):
             segments: by host, of those that are on this machine, too; None for the others, and for those that are lost.
         """
 
-    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
-        """Gives a `StoreProgram` to its hosts, of these numbers. It crosses to the machine once (ONCE-1)."""
+    def hand_program(self, program: ProgramText, hosts: Sequence[int]) -> None:
+        """Gives a program to its hosts, of these numbers. It crosses to the machine once (ONCE-1)."""
 
     def stream_of(self, host: int, incarnation: int) -> str:
         """Where an incarnation of a host receives network transfers; empty: it is not there."""
@@ -150,7 +160,7 @@ class FreePlace:
         """See `Machine`."""
         raise errors.HostLostError("its machine is lost")
 
-    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+    def hand_program(self, program: ProgramText, hosts: Sequence[int]) -> None:
         """See `Machine`: the hosts are about to count as lost."""
 
     def stream_of(self, host: int, incarnation: int) -> str:

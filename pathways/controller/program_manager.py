@@ -12,16 +12,19 @@ import asyncio
 import collections
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests
-from pathways.controller.machines import Machine
+from pathways.controller.machines import Machine, ProgramText
 from pathways.controller.pending_answers import settle
 from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
 from pathways.plan.composite import Composite
 from pathways.plan.memory_profile import ProgramMemory
+from pathways.process.memory import memory_bytes
+from pathways.process.shared_room import SharedRoom
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.serialization import load
 
@@ -34,6 +37,7 @@ _DEVICE_BYTES, _HOST_BYTES = 49, 410
 #: What a program with loops takes beside its request, for each step and for each value that a step reads or makes. A
 #: value of a loop is kept at the end of each loop around it.
 _STEP_BYTES, _STEP_VALUE_BYTES = 256, 80
+_NO_TEXT = ProgramText(b"")
 
 
 @dataclasses.dataclass
@@ -54,6 +58,8 @@ class ProgramManager:
         self._requests = requests
         self._programs: dict[int, ProgramRecord] = {}
         self._held: collections.defaultdict[int, _Held] = collections.defaultdict(_Held)  # by client
+        #: Of programs that are forgotten, what machines have not taken, by the names of their clients.
+        self._untaken = SharedRoom(max(MOST_PROGRAM_BYTES, memory_bytes() // 4))
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
@@ -80,18 +86,23 @@ class ProgramManager:
                 )
         hosts = topology.hosts_of(devices)
         kept = request.ByteSize() + _DEVICE_BYTES * len(devices) + _HOST_BYTES * len(hosts)
+        owner = client.connection.proven_name or ""
         self._check_room(client.number, kept)
+        self._check_taken(owner, kept)
         number = next(self._numbers)
         program = ProgramRecord(
             number,
             client.number,
-            pb.StoreProgram(
-                client=client.number,
-                program_id=number,
-                program=request.program,
-                bindings=request.bindings,
-                islands={host: topology.island_of_hosts[host] for host in hosts},
-            ).SerializeToString(),
+            owner,
+            ProgramText(
+                pb.StoreProgram(
+                    client=client.number,
+                    program_id=number,
+                    program=request.program,
+                    bindings=request.bindings,
+                    islands={host: topology.island_of_hosts[host] for host in hosts},
+                ).SerializeToString()
+            ),
             {host: self._loop.create_future() for host in hosts},
             {host: self._loop.create_future() for host in hosts},
             name=request.name,
@@ -114,7 +125,7 @@ class ProgramManager:
         for host in hosts:
             of_machine[self._cluster.placement.of(host)].append(host)
         for machine, its_hosts in of_machine.items():
-            machine.hand_program(program.request, its_hosts)
+            machine.hand_program(program.text, its_hosts)
 
     def register_composite(self, client: ClientRecord, request: pb.RegisterCompositeRequest) -> int:
         """Gives the native controller a client's program with loops. Returns its number.
@@ -136,7 +147,9 @@ class ProgramManager:
         self._cluster.numbers.register_composite(
             self._cluster.controller, number, client.number, request.name, composite, request.plans, request.group
         )
-        self._programs[number] = ProgramRecord(number, client.number, b"", {}, {}, name=request.name, kept_bytes=kept)
+        self._programs[number] = ProgramRecord(
+            number, client.number, "", _NO_TEXT, {}, {}, name=request.name, kept_bytes=kept
+        )
         held = self._held[client.number]
         held.programs += 1
         held.bytes += kept
@@ -205,11 +218,35 @@ class ProgramManager:
     def _drop_forgotten(self) -> None:
         for number in self._cluster.controller.take_forgotten():
             program = self._programs.pop(number, None)
-            if program is not None and program.client in self._clients:
+            if program is None:
+                continue
+            self._drop_text(program)
+            if program.client in self._clients:
                 self._clients[program.client].programs.discard(number)
                 held = self._held[program.client]
                 held.programs -= 1
                 held.bytes -= program.kept_bytes
+
+    def _drop_text(self, program: ProgramRecord) -> None:
+        """A program is forgotten. Machines that have not taken it take it all the same, as runs may wait for it there;
+        until then its text counts for its client's name, also when that client has gone.
+        """
+        text, program.text = program.text, _NO_TEXT
+        nbytes, kept = len(text.data), weakref.ref(text)
+        del text
+        if (still := kept()) is not None and nbytes:
+            self._untaken.add(program.owner, nbytes)
+            weakref.finalize(still, self._untaken.add, program.owner, -nbytes).atexit = False
+
+    def _check_taken(self, owner: str, nbytes: int) -> None:
+        """FLOW-1: a machine that takes nothing does not fill the memory here."""
+        if not self._untaken.has(owner, nbytes):
+            mine = self._untaken.taken.get(owner, 0)
+            raise errors.ResourceExhaustedError(
+                f"machines of this cluster have not taken {mine} bytes of programs that this client has forgotten, and "
+                f"it adds one of {nbytes} bytes; the controller keeps {self._untaken.most} bytes of such programs for "
+                "all clients. Are these machines stopped, or is their network slow? Try again later, or use others"
+            )
 
     def _check_room(self, client: int, nbytes: int) -> None:
         self._drop_forgotten()
@@ -234,6 +271,7 @@ class ProgramManager:
         self._held.pop(client, None)
         for program in [program for program in self._programs.values() if program.client == client]:
             del self._programs[program.number]
+            self._drop_text(program)
             for answer in (*program.stored.values(), *program.compiled.values()):
                 settle(answer, "its client is gone")
 

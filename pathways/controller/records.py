@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.controller.machines import StartedHost
+from pathways.controller.machines import ProgramText, StartedHost
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit
@@ -204,7 +204,8 @@ class ProgramRecord:
 
     number: int
     client: int
-    request: bytes  # a `StoreProgram`, by which hosts store it; kept for the successors of lost hosts
+    owner: str  # what its client is called by its certificate
+    text: ProgramText
     stored: dict[int, asyncio.Future[str]]  # by host: the error text, empty for success
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""

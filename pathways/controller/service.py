@@ -447,4 +447,7 @@ class AgentsService(agent_rpc.AgentsServicer):
         agent = await self._caller(context)
         while (handed := await agent.programs.get()) is not None:
             program, hosts, incarnation = handed
-            yield agent_pb.HandProgram(program=program, hosts=hosts, incarnation=incarnation)
+            message = agent_pb.HandProgram(program=program.data, hosts=hosts, incarnation=incarnation)
+            del handed, program
+            yield message
+            del message

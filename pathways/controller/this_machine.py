@@ -9,7 +9,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.controller.log_sources import LogsHere
-from pathways.controller.machines import StartedHost
+from pathways.controller.machines import ProgramText, StartedHost
 from pathways.process import environment, log_files
 from pathways.process.config import ControllerConfig, HostConfig
 from pathways.process.host_processes import HostProcess, HostProcesses
@@ -62,10 +62,10 @@ class ThisMachine(HostProcesses):
         host = self._hosts[config.host] = self.start_host(config, env, log_path, token)
         return host
 
-    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+    def hand_program(self, program: ProgramText, hosts: Sequence[int]) -> None:
         """See `Machine`."""
         for host in hosts:
-            self._hosts[host].send_program(program)
+            self._hosts[host].send_program(program.data)
 
     def _coordinator(self, island: tuple[int, ...], incarnation: int) -> str:
         """Where an incarnation of the group of an island's hosts finds its coordination service; empty: it needs none.

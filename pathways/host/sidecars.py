@@ -261,18 +261,25 @@ class _Process:
                 raise _Failed(f"client {self._client}, whose function was to run, is gone")
             inherited = {name: text for name, text in os.environ.items() if name not in SECRETS}
             environment = {**inherited, "JAX_PLATFORMS": "cpu"}  # a function that uses JAX takes no device of the host
+            printed, prints = os.pipe()
             try:
                 self._child = subprocess.Popen(
                     [*command, *map(str, handed)],
                     pass_fds=handed,
                     env=environment,
                     stdin=subprocess.DEVNULL,
+                    stdout=prints,
+                    stderr=prints,
                     start_new_session=True,
                 )
             except BaseException:
                 ours.close()
                 os.close(self._memory)
+                os.close(printed)
                 raise
+            finally:
+                os.close(prints)
+            threading.Thread(target=_copy_to_log, args=(printed,), name="pw-sidecar-log", daemon=True).start()
             self._link = ours
 
     def _bounds(self) -> str:
@@ -334,6 +341,14 @@ class _Process:
         with contextlib.suppress(OSError):
             os.killpg(self._child.pid, signal.SIGKILL)
         return describe_exit(self._child.wait())
+
+
+def _copy_to_log(printed: int) -> None:
+    """What functions print goes to the host's log. Who has the log itself as a descriptor could read and cut it."""
+    with open(printed, "rb", buffering=0) as pipe:
+        while data := pipe.read(1 << 16):
+            with contextlib.suppress(OSError):  # a full disk: see LOG-1
+                os.write(2, data)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

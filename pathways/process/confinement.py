@@ -117,7 +117,9 @@ def _hide(folders: Sequence[str]) -> None:
     for folder in folders:
         if os.path.isdir(folder):
             _mount("none", folder, "tmpfs", flags, "mode=0700,size=4096")
-    if not os.access(os.getcwd(), os.X_OK):
+    try:
+        os.chdir(os.getcwd())  # where it was may be hidden by now, and would be seen from within
+    except OSError:
         os.chdir("/")
     _drop_powers()
 

@@ -12,6 +12,7 @@ import glob
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 
@@ -21,6 +22,7 @@ from pathways import errors
 _LONGEST_BASE = 52
 # A directory younger than this, in seconds, may not have its lock yet.
 _SETTLED_S = 30.0
+_WAYS = ("session", "proxy")  # folders with sockets that lead into a cluster, where they are made
 _AUTHORITY = "authority"
 _AGENT = "agent-"
 
@@ -73,10 +75,11 @@ def state_folder() -> str:
 
 def secret_folders() -> list[str]:
     """Folders of this user that are there now, and hold secrets or lead into a cluster: those of clusters and agents
-    with their authorities, and where certificates are kept.
+    with their authorities, of sessions and proxies, and where certificates are kept.
     """
     directories = _candidates()
-    found = [*directories, *map(authority_folder, directories), _state_folder()]
+    ways = [each for base in _bases() for kind in _WAYS for each in glob.glob(f"{glob.escape(base)}/pathways-{kind}-*")]
+    found = [*directories, *filter(_is_own, ways), *map(authority_folder, directories), _state_folder()]
     return sorted({os.path.realpath(path) for path in found if os.path.isdir(path)})
 
 
@@ -96,16 +99,19 @@ def _state_folder() -> str:
 
 
 def _candidates() -> list[str]:
-    paths = []
+    paths: list[str] = []
     for base in _bases():
-        for path in glob.glob(os.path.join(glob.escape(base), f"pathways-{os.getuid()}-*")):
-            try:
-                status = os.lstat(path)
-            except OSError:
-                continue
-            if os.path.isdir(path) and not os.path.islink(path) and status.st_uid == os.getuid():
-                paths.append(path)
+        paths += filter(_is_own, glob.glob(os.path.join(glob.escape(base), f"pathways-{os.getuid()}-*")))
     return paths
+
+
+def _is_own(path: str) -> bool:
+    """Whether it is a folder of this user."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _is_locked(path: str) -> bool:

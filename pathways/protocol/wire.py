@@ -21,7 +21,8 @@ ERROR_KEY = "pathways-error"
 #: TRUST-1: the metadata key of the caller's secret. The controller gave the secret to this caller alone, on a
 #: connection of the caller's own.
 TOKEN_KEY = "pathways-token"
-_MAX_METADATA_BYTES = 1 << 20
+#: Of the fields of a call.
+MAX_METADATA_BYTES = 1 << 20
 #: So many variables of a client are named at most, in texts of so many characters.
 MOST_VARIABLES, MOST_CHARS = 100, 200
 _MAX_ERROR_CHARS = 1 << 16
@@ -31,8 +32,8 @@ _MAX_ERROR_CHARS = 1 << 16
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_PROGRAM_BYTES),
     ("grpc.max_receive_message_length", MAX_PROGRAM_BYTES),
-    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -17,6 +17,7 @@ from control_clusters import SMALL
 
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.machines import ProgramText
 from pathways.controller.records import HostRecord
 from pathways.controller.recovery import Islands
 from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig, dump, load_host
@@ -144,7 +145,7 @@ class Machine:
         await self._world.can_launch.wait()
         await asyncio.sleep(0)
 
-    def hand_program(self, program: bytes, hosts: Sequence[int]) -> None:
+    def hand_program(self, program: ProgramText, hosts: Sequence[int]) -> None:
         """Its hosts have nothing to do."""
 
     def launch(self, config: HostConfig, token: str, segments: Sequence[Any]) -> Host:

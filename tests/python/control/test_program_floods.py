@@ -31,6 +31,11 @@ from pathways.protocol.serialization import dump
 FLOOD = 16
 
 
+def client_called(number: int) -> Any:
+    connection = types.SimpleNamespace(proven_name=f"c{number}")
+    return types.SimpleNamespace(number=number, programs=set(), connection=connection)
+
+
 def host_of_one_device(number: int) -> Any:
     """A record of it, as far as a `ProgramManager` uses it."""
     config = types.SimpleNamespace(devices=[number])
@@ -94,7 +99,7 @@ def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             register_plan=lambda program: None,
             unless_ended=lambda future: future,
         )
-        clients: Any = {number: types.SimpleNamespace(number=number, programs=set()) for number in (1, 2)}
+        clients: Any = {number: client_called(number) for number in (1, 2)}
         manager = ProgramManager(cluster, clients, requests=None)  # type: ignore[arg-type]
 
         def register(client: int, size: int) -> None:
@@ -144,7 +149,7 @@ def test_an_admitted_program_keeps_nothing_for_each_device() -> None:
             register_plan=lambda program: None,
             unless_ended=lambda future: future,
         )
-        client: Any = types.SimpleNamespace(number=1, programs=set())
+        client = client_called(1)
         manager = ProgramManager(cluster, {1: client}, requests=None)  # type: ignore[arg-type]
         request = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0, 1])])
         number = manager.register(client, request)
@@ -179,7 +184,7 @@ def test_a_client_that_goes_when_its_program_is_compiled_leaves_nothing() -> Non
             register_plan=lambda program: None,
             unless_ended=lambda future: future,
         )
-        client: Any = types.SimpleNamespace(number=1, programs=set())
+        client = client_called(1)
         manager = ProgramManager(cluster, {1: client}, requests=None)  # type: ignore[arg-type]
         request = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0])])
         number = manager.register(client, request)

@@ -27,6 +27,14 @@ def call_until_message() -> bytes:
     return before + frame_of(HEADERS, 4, 1, headers)
 
 
+def call_of_no_text(method: str) -> bytes:
+    """A call whose method is this, with a byte in it that is no text."""
+    whole = recorded(f"{method}_", [b""])
+    broken = whole.replace(f"{method}_".encode(), method.encode() + b"\x80")
+    assert broken != whole
+    return broken
+
+
 def padded_message() -> bytes:
     """An empty message, with a byte behind it that HTTP/2 lets nobody read."""
     return frame_of(DATA, 8, 1, b"\x01" + bytes(6))

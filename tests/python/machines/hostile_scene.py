@@ -62,11 +62,11 @@ class Scene:
         self.machines.close()
 
 
-def tunnel(scene: Scene, stack: contextlib.ExitStack) -> str:
-    """The controller's gRPC server, as any machine reaches it."""
-    path = str(scene.folder / "t.sock")
+def tunnel(scene: Scene, stack: contextlib.ExitStack, own: Credentials | None = None, purpose: str = "control") -> str:
+    """The controller's gRPC server, as any machine reaches it; or another one, by other credentials."""
+    path = str(scene.folder / f"{purpose}.sock")
     loop = Loop()
-    server = TunnelServer(loop, path, lambda: dial(scene.port, scene.host, "control"))
+    server = TunnelServer(loop, path, lambda: dial(scene.port, own or scene.host, purpose))
     stack.callback(os.unlink, path)
     stack.callback(loop.close)
     stack.callback(server.close)

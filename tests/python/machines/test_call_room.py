@@ -12,11 +12,13 @@ from concurrent import futures
 
 import grpc
 import pytest
-from call_frames import DATA, HEADERS, call_until_message, frame_of, opening, padded_message
+from call_frames import DATA, HEADERS, call_of_no_text, call_until_message, frame_of, opening, padded_message
 from control_clusters import eventually
 from transport_cases import DEADLINE_S, loop, wait_for
 
-from pathways.transport.call_room import CallMeter, CallRoom
+from pathways._native import Http2Fields
+from pathways.process.shared_room import SharedRoom
+from pathways.transport.call_room import CallMeter
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels, TunnelServer
 
@@ -30,7 +32,7 @@ class Head:
     """A server of gRPC that gives back how much it was sent, behind tunnels with a room for calls."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: pathlib.Path, loop: Loop) -> None:
-        self.room = CallRoom(MOST)
+        self.room = SharedRoom(MOST)
         self._stack, self._folder, self._loop = stack, folder, loop
         self._path = str(folder / "server.sock")
         self.tunnels = Tunnels(loop)
@@ -51,7 +53,7 @@ class Head:
         """A tunnel of a caller."""
         mine, other = socket.socketpair()
         mine.settimeout(DEADLINE_S)
-        self.tunnels.add_to(self._path, other, meter=CallMeter(self.room, who))
+        self.tunnels.add_to(self._path, other, meter=CallMeter(self.room, who, Http2Fields(1 << 20)))
         return mine
 
     def channel(self, who: str) -> grpc.Channel:
@@ -132,6 +134,20 @@ def test_padded_messages_end_their_tunnel(head: Head) -> None:
         sock.sendall(call_until_message() + padded_message())
         is_over(sock)
     wait_for(lambda: not head.room.taken)
+
+
+def test_a_method_that_is_no_text_does_not_arrive(head: Head) -> None:
+    """At once, or in pieces that leave the last byte of the fields out."""
+    broken = call_of_no_text("/test.Calls/Once")
+    honest = head.channel("honest")
+    for cut in (len(broken), 10, 60, 200):
+        with head.dial("odd") as sock:
+            for at in range(0, len(broken), cut):
+                with contextlib.suppress(OSError):
+                    sock.sendall(broken[at : at + cut])
+            is_over(sock)
+        assert once(honest)(b"xx", timeout=DEADLINE_S) == b"2"
+    wait_for(lambda: head.room.taken.keys() <= {"honest"})
 
 
 def is_over(sock: socket.socket) -> None:

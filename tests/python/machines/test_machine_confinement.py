@@ -8,8 +8,10 @@ import glob
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -187,6 +189,51 @@ def test_what_hides_cannot_be_taken_away(run: Callable[..., Any], machines: Mach
 
     assert os.listdir(folder)
     assert run(uncover) == []
+
+
+def test_the_folder_where_it_starts_is_hidden_as_well(tmp_path: pathlib.Path) -> None:
+    """An agent may be started where its secrets lie. A folder is known by itself, not by what lies over it."""
+    if not can_hide():
+        pytest.skip("this kernel hides no folders")
+    secrets, code = tmp_path / "secrets", tmp_path / "code"
+    for each in (secrets, secrets / "below", code):
+        each.mkdir()
+    (secrets / "own.pem").write_text("PRIVATE")
+    (code / "looks.py").write_text("import os; print(os.getcwd(), os.listdir('.'), os.listdir('/proc/self/cwd'))")
+    bounds = json.dumps({"hide": [str(secrets)], "memory": 1 << 30, "processes": 4096})
+    command = [sys.executable, confinement.__file__, str(os.getpid()), bounds, "looks"]
+    environment = {**os.environ, "PYTHONPATH": str(code)}
+    for where, seen in ((secrets, f"{secrets} [] []\n"), (secrets / "below", "/ ")):
+        said = subprocess.run(command, cwd=where, env=environment, check=True, text=True, capture_output=True).stdout
+        assert said.startswith(seen) and "pem" not in said
+
+
+def test_what_it_inherits(run: Callable[..., Any]) -> None:
+    """Its own socket and memory, and the log, which it can neither read nor shorten. Nothing of its host's."""
+
+    def look() -> dict[str, Any]:
+        found: dict[str, Any] = {"descriptors": [], "read": [], "cut": []}
+        for number in map(int, os.listdir("/proc/self/fd")):
+            try:
+                found["descriptors"].append([number, os.readlink(f"/proc/self/fd/{number}")])
+            except OSError:  # it was that of the list
+                continue
+            if number > 2:
+                continue
+            for kind, way in (("read", os.O_RDONLY), ("cut", os.O_WRONLY | os.O_TRUNC)):
+                try:
+                    own = os.open(f"/proc/self/fd/{number}", way | os.O_NONBLOCK)
+                except OSError:
+                    continue
+                if stat.S_ISREG(os.fstat(own).st_mode):
+                    found[kind].append(number)
+                os.close(own)
+        return found
+
+    found = run(look)
+    kinds = sorted(re.sub(r"[0-9]+", "N", where) for number, where in found["descriptors"] if number > 2)
+    assert not found["read"] and not found["cut"], found
+    assert set(kinds) <= {"socket:[N]", "/memfd:pathways-sidecar (deleted)", "/dev/null"} and len(kinds) <= 3, kinds
 
 
 def test_memory_is_bounded(run: Callable[..., Any]) -> None:

@@ -153,6 +153,16 @@ def test_pages_that_code_names_are_there() -> None:
     assert wrong == []
 
 
+def test_the_tests_that_hold_the_promises_are_there(root: pathlib.Path) -> None:
+    """Each row of the page of attacks names some, as path::name."""
+    page = (root / "docs" / "security-tests.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|") and not line.startswith(("|---", "| promise"))]
+    named = [re.findall(r"`(tests/\S+?)::(\w+)`", row) for row in rows]
+    assert len(rows) >= 40 and all(named), [row for row, found in zip(rows, named, strict=True) if not found]
+    for path, name in (each for found in named for each in found):
+        assert f"\ndef {name}(" in (root / path).read_text(), f"{path} has no test {name}"
+
+
 def test_the_page_of_errors_has_each_class_with_its_bases() -> None:
     page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
     told = {}
