@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pathways.controller.cluster_manager import ClusterManager
-from pathways.controller.records import ClientRecord, HostRecord
+from pathways.controller.records import ClientRecord, HostRecord, Questions
 from pathways.process.memory import memory_bytes
 from pathways.protocol import control_pb2 as pb
 
+#: So many calls of clients' functions may one host have under way.
+MOST_CALLS = 1 << 16
 _REFUSED = 0  # instead of the client that must answer
 
 
@@ -31,14 +33,19 @@ class CallbackRouter:
         self._most_untaken = memory_bytes() // 4
 
     def ask_client(self, host: HostRecord, part: pb.CallbackPart) -> None:
-        """Passes a host's call of a client's function to that client."""
+        """Passes a host's call of a client's function to that client.
+
+        Raises:
+            ValueError: the host begins more calls than a host can have under way (FAULT-1).
+        """
         client, key = self._clients.get(part.client), (host.number, host.incarnation, part.call)
         why = f"client {part.client}, which would have to answer, is gone"
         if client is not None and client.questions is not None:
             untaken = client.questions.nbytes
             part.host, part.incarnation = host.number, host.incarnation
+            self._check_calls(key)
             if self._calls.setdefault(key, client.number) != _REFUSED:
-                if self._has_room(untaken, len(part.data)):
+                if self._has_room(untaken, Questions.size_of(part)):
                     client.questions.put_nowait(part)
                     return
                 self._calls[key] = _REFUSED
@@ -52,6 +59,12 @@ class CallbackRouter:
         if part.last:
             self._calls.pop(key, None)
             self._refuse(host, part.call, why)
+
+    def _check_calls(self, key: tuple[int, int, int]) -> None:
+        if key in self._calls or len(self._calls) < MOST_CALLS:
+            return
+        if sum(each[0] == key[0] for each in self._calls) >= MOST_CALLS:
+            raise ValueError(f"it has {MOST_CALLS} calls of clients' functions under way, and begins one more")
 
     def _has_room(self, mine: int, more: int) -> bool:
         open_now = [each.questions.nbytes for each in self._clients.values() if each.questions is not None]

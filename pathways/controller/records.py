@@ -161,16 +161,22 @@ class NearConnection(Connection):
 class Questions(asyncio.Queue["pb.CallbackPart | None"]):
     """Parts of calls of a client's functions that the client has not taken."""
 
+    PART_BYTES = 256  # what a part takes beside its data, at most
     nbytes = 0
 
     def _put(self, item: pb.CallbackPart | None) -> None:
-        self.nbytes += 0 if item is None else len(item.data)
+        self.nbytes += self.size_of(item)
         super()._put(item)
 
     def _get(self) -> pb.CallbackPart | None:
         item = super()._get()
-        self.nbytes -= 0 if item is None else len(item.data)
+        self.nbytes -= self.size_of(item)
         return item
+
+    @classmethod
+    def size_of(cls, part: pb.CallbackPart | None) -> int:
+        """What a part takes."""
+        return 0 if part is None else cls.PART_BYTES + len(part.data)
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ import pytest
 
 import pathways as pw
 from pathways import errors
-from pathways.controller import program_manager, service
+from pathways.controller import callback_router, program_manager, service
 from pathways.controller.callback_router import CallbackRouter
 from pathways.controller.program_manager import ProgramManager
 from pathways.controller.records import Questions
@@ -266,7 +266,35 @@ def test_slices_and_sets_of_hosts_of_one_client_are_bounded(monkeypatch: pytest.
     asyncio.run(run())
 
 
-def test_calls_that_a_client_does_not_take_are_bounded() -> None:
+def test_empty_calls_that_a_client_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part without data takes room, too, and a host that begins calls without end makes no sense (FAULT-1)."""
+    monkeypatch.setattr(callback_router, "MOST_CALLS", 20)
+
+    async def run() -> None:
+        clients: Any = {1: types.SimpleNamespace(number=1, questions=Questions())}
+        hosts: Any = [
+            types.SimpleNamespace(number=number, incarnation=0, is_lost=False, requests=asyncio.Queue())
+            for number in (0, 1)
+        ]
+        router = CallbackRouter(types.SimpleNamespace(hosts=hosts), clients)  # type: ignore[arg-type]
+        router._most_untaken = 10 * Questions.PART_BYTES
+        for _ in range(1000):
+            router.ask_client(hosts[0], pb.CallbackPart(client=1, call=1))
+        assert clients[1].questions.qsize() == 11  # ten, and that nothing more comes
+        with pytest.raises(ValueError, match="it has 20 calls of clients' functions under way"):
+            for call in range(1, 1000):
+                router.ask_client(hosts[0], pb.CallbackPart(client=1, call=call))
+        router.ask_client(hosts[1], pb.CallbackPart(client=1, call=1))  # another host may begin one
+        assert len(router._calls) == 21 and clients[1].questions.qsize() == 31
+        router.host_lost(0)
+        router.ask_client(hosts[0], pb.CallbackPart(client=1, call=1))
+
+    asyncio.run(run())
+
+
+def test_calls_that_a_client_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Questions, "PART_BYTES", 0)
+
     async def run() -> None:
         clients: Any = {number: types.SimpleNamespace(number=number, questions=Questions()) for number in (1, 2)}
         host: Any = types.SimpleNamespace(number=0, incarnation=0, is_lost=False, requests=asyncio.Queue())
