@@ -48,7 +48,6 @@ class FalseMachine:
         self.over = threading.Event()  # the agent's session is
         self._reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._starts: queue.SimpleQueue[agent_pb.StartHost | None] = queue.SimpleQueue()
-        self._token = ""
         self._folder = tempfile.TemporaryDirectory(prefix="pwfh", dir="/tmp")
         self._loop = Loop()
         path = os.path.join(self._folder.name, "c.sock")
@@ -72,12 +71,6 @@ class FalseMachine:
         if (start := self._starts.get()) is None:
             raise LookupError("the session is over")
         return start
-
-    def next_host_token(self) -> str:
-        """The secret of the host that it was to start last."""
-        if not self._token:
-            self._token = self.next_start().token
-        return self._token
 
     def say(self, report: agent_pb.AgentReport | bytes) -> None:
         """As its agent."""

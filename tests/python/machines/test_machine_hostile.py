@@ -33,6 +33,7 @@ from false_hosts import FalseMachine
 from hostile_cases import FalseAgent, Log, plain, raw_tls, refusal, says_hello
 from hostile_scene import Scene, machine_of, send, stream_of, stream_port, tunnel
 from machines import MachineCluster
+from role_calls import client_is_refused, machine_is_refused
 from stream_cases import StreamRefusedError, framed, say
 from trust_cases import read_all
 
@@ -146,11 +147,6 @@ def test_a_link_that_is_somebody_else_s(scene: Scene) -> None:
             scene.counts.add("another's session, and what only clients may call", 1, 1)
 
 
-#: What the control service does for whom has not joined as a client. All else is refused to it.
-OPEN_TO_ALL = {"WatchStartup", "Join", "Stats", "Trace"}
-OPERATORS = {"Suspend", "Resume", "Limit", "Drain", "Logs", "Undrain", "Shutdown"}
-
-
 def test_what_a_role_may_call(scene: Scene) -> None:
     """Each method, by its description: a machine calls none of those for clients, and a client none of those for hosts
     and operators."""
@@ -160,27 +156,9 @@ def test_what_a_role_may_call(scene: Scene) -> None:
         stack.enter_context(session)
         machine = stack.enter_context(grpc.insecure_channel(f"unix:{tunnel(scene, stack)}"))
         client = stack.enter_context(grpc.insecure_channel(f"unix:{tunnel(scene, stack, own, 'console')}"))
-
-        def refused(channel: grpc.Channel, method: str, secret: str) -> grpc.RpcError:
-            call = channel.stream_stream(method)
-            with pytest.raises(grpc.RpcError) as error:
-                next(iter(call(iter([b""]), metadata=wire.bearer(secret), timeout=20)))
-            return error.value
-
-        for service in pb_control.DESCRIPTOR.services_by_name.values():
-            for method in service.methods:
-                name = f"/{service.full_name}/{method.name}"
-                if service.name == "Controller":
-                    for secret in (there.agent.welcome["session"], there.next_host_token()):
-                        assert refused(machine, name, secret).code() == grpc.StatusCode.UNIMPLEMENTED, name
-                        scene.counts.add("a machine calls what is for clients", 1, 1)
-                if method.name not in OPEN_TO_ALL:
-                    error = refused(client, name, welcome["session"])
-                    words = (
-                        " may not " if method.name in OPERATORS else "(is not, or no longer, part|is no host) of this"
-                    )
-                    assert re.search(words, error.details()), f"{name}: {error.details()}"
-                    scene.counts.add("a client calls what is for others", 1, 1)
+        for secret in (there.agent.welcome["session"], there.next_start().token):
+            scene.counts.add("a machine calls what is for clients", tried := machine_is_refused(machine, secret), tried)
+        scene.counts.add("a client calls what is for others", tried := client_is_refused(client, welcome), tried)
 
 
 def test_the_messages_of_calls_have_a_bound(scene: Scene) -> None:
