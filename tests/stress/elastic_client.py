@@ -5,7 +5,7 @@ bits on one island and on two, and in plain JAX. State is kept in this process e
 training goes on from there, on what is up, and takes an island back when it is there again.
 
 The first argument says who finds out which islands are up: "loop", this file, or "pathwaysutils", its elastic manager.
-It prints a line of JSON per step: step, loss, islands.
+It prints a line of JSON per step, with step, loss and islands, and one per loss, with "lost", the error and islands.
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ class Training:
 
     def run(self, islands: Devices, grown: Callable[[], bool]) -> None:
         """Trains on these islands until the end, or until there are more of them."""
+        try:
+            self._run(islands, grown)
+        except jax.errors.JaxRuntimeError as error:
+            print(json.dumps(["lost", str(error)[:200], sorted(islands)]), file=answers, flush=True)
+            raise
+
+    def _run(self, islands: Devices, grown: Callable[[], bool]) -> None:
         homes = [NamedSharding(Mesh(np.array(devices), ("x",)), P()) for devices in islands.values()]
         cuts = [NamedSharding(Mesh(np.array(devices), ("x",)), P("x")) for devices in islands.values()]
         params, step = jax.device_put(self.kept, homes[0]), self.step
