@@ -2,8 +2,8 @@
 
 A first call traces a program, partitions it and waits until its hosts have compiled it. `Program` says when each stage
 begins. `cluster.stats()["first_calls"]` has the seconds of the newest ones. A call that takes longer than two seconds
-shows a line on stderr, if that is a terminal or a notebook; the line goes when the call is over. While hosts compile,
-it says how far each of them is.
+shows a line on stderr, if that is a terminal or a notebook with ipywidgets; the line goes when the call is over. While
+hosts compile, it says how far each of them is.
 
 Threading: calls of several threads may overlap. The list is appended to and copied, which Python's lock makes safe. One
 line is shown at a time. A thread of the line asks the hosts; nobody waits for it.
@@ -12,6 +12,7 @@ line is shown at a time. A thread of the line asks the hosts; nobody waits for i
 from __future__ import annotations
 
 import collections
+import importlib.util
 import os
 import sys
 import threading
@@ -129,7 +130,9 @@ class FirstCall:
 
 
 def _is_shown() -> bool:
-    """Whether stderr is read by a person who wants to know."""
+    """Whether stderr is read by a person who wants to know. A line in a notebook needs ipywidgets."""
     if os.environ.get("PATHWAYS_PROGRESS") == "0":
         return False
-    return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
+    if "ipykernel" in sys.modules:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return sys.stderr is not None and sys.stderr.isatty()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import pty
 import select
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
+from pathways.api.programs import first_calls
 
 
 def test_stages_of_the_newest_first_calls_are_in_the_statistics(embedded_cluster: Any) -> None:
@@ -171,3 +174,14 @@ def test_two_threads_show_one_line(embedded_cluster: Any) -> None:
         each.__exit__(None, None, None)
     assert not _line_in_use.locked()
     assert [call["program"] for call in calls.now()] == ["two", "one"]
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_a_notebook_shows_a_line_if_it_has_widgets(has_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them rich would warn at each refresh, where a user reads the results of a cell."""
+    widgets = types.ModuleType("ipywidgets")
+    widgets.__spec__ = importlib.machinery.ModuleSpec("ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets if has_widgets else None)
+    monkeypatch.delenv("PATHWAYS_PROGRESS", raising=False)
+    assert first_calls._is_shown() is has_widgets
