@@ -28,6 +28,7 @@ DEPS := $(VENV)/.deps
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.deps-dev
 BENCH := $(VENV)/.deps-bench
+SITE := $(VENV)/.deps-docs
 # A worker that the watchdog ended ends the run: another in its place would wait for ever for the rest of its file.
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
@@ -159,10 +160,9 @@ bench: $(BENCH) $(BUILT) ## the benchmarks with their rivals; tables on the term
 wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 	@python scripts/check_wheel.py
 
-docs: $(DEV) $(BUILT) ## write the API's pages to build/docs, and run the examples in README and docs
-	@mkdir -p build && cd build && pdoc --docformat google --output-directory docs pathways \
-	    '!pathways.libpathways_core' '!pathways.bench' '!pathways.host'
-	@python -m pytest -q tests/python/repository/test_docs.py
+docs: $(SITE) $(BUILT) ## build the site in build/docs: links are checked, notebooks run; and run the pages' examples
+	@sphinx-build -q --fail-on-warning --keep-going -c docs/site -d build/doctrees . build/docs
+	@python -m pytest -q $(addprefix tests/python/repository/test_,docs.py reference.py)
 	@echo "build/docs/index.html"
 
 setup: $(BUILT) ## only set up the environment and build
@@ -181,6 +181,10 @@ $(DEPS): $(VENV)/.made pyproject.toml
 
 $(DEV): $(DEPS)
 	@scripts/bootstrap deps $(VENV) cmake test demo dev
+	@touch $@
+
+$(SITE): $(DEPS)
+	@scripts/bootstrap deps $(VENV) cmake test demo docs
 	@touch $@
 
 $(BENCH): $(DEPS)

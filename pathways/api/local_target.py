@@ -43,6 +43,10 @@ class LocalCluster:
         client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.
         max_weight: the greatest weight that a client may ask for; None: 1000.
         max_priority: the greatest priority that a client may ask for; None: 1,000,000.
+
+    Raises:
+        OptionError: a field has a value of another type.
+        ValueError: there is no such policy, or no such answer to full memory.
     """
 
     islands: int = 1
@@ -62,12 +66,7 @@ class LocalCluster:
     max_priority: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a policy that there is not, and values of other types than the fields say.
-
-        Raises:
-            OptionError: a field has a value of another type.
-            ValueError: there is no such policy, or no such answer to full memory.
-        """
+        """Refuses a policy that there is not, and values of other types than the fields say."""
         check_rules(self.policy, self.when_full)
         check_types(self)
 

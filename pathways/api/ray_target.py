@@ -60,8 +60,12 @@ class RayCluster:
         listen: `HOST:PORT` where the agents reach this machine. None: a free port of the address that Ray knows.
         authority: see `pathways up --authority`; None: one that ends with the cluster.
         insecure_plaintext: nothing is encrypted between the machines.
-        device_memory, transfer_memory, policy, when_full, checkpoint_root, client_memory, client_runs, max_weight,
-            max_priority: see `LocalCluster`.
+        device_memory, transfer_memory, policy, when_full, checkpoint_root: see `LocalCluster`.
+        client_memory, client_runs, max_weight, max_priority: see `LocalCluster`.
+
+    Raises:
+        OptionError: a field has a value of another type.
+        ValueError: there is no such policy, or no such answer to full memory.
     """
 
     islands: int = 1
@@ -92,12 +96,7 @@ class RayCluster:
     max_priority: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a policy that there is not, and values of other types than the fields say.
-
-        Raises:
-            OptionError: a field has a value of another type.
-            ValueError: there is no such policy, or no such answer to full memory.
-        """
+        """Refuses a policy that there is not, and values of other types than the fields say."""
         check_rules(self.policy, self.when_full)
         check_types(self)
 

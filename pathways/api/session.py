@@ -310,5 +310,16 @@ def forget_current(session: Session) -> None:
 
 
 def make_virtual_device_set(cluster: Session | None = None) -> VirtualDeviceSet:
-    """Virtual devices of `cluster`; of the current one when not given (embedded, if none is connected)."""
+    """Where slices of a cluster come from: `pw.make_virtual_device_set().add_slice(devices=4)`.
+
+    Args:
+        cluster: a `Cluster`. None: the one that this process connected to last; if there is none, this process's own
+            devices are connected.
+
+    Returns:
+        A `VirtualDeviceSet`.
+
+    Raises:
+        ConnectError: nothing is connected, and this process's devices cannot be.
+    """
     return VirtualDeviceSet(cluster or current())

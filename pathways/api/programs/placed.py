@@ -151,8 +151,13 @@ def jit(
         static_argnums, static_argnames: as in `jax.jit`.
         name: shown in plans and errors; the function's own name when not given.
 
+    Returns:
+        A callable of the same signature. Its results are `pw.Array`s of the shapes and types that `fun` gives.
+
     Raises:
+        ProgramError: `fun` is no function, or has no argument of such a name or number.
         ShardingError: when called, for a sharding that does not fit; names argument, dimension and axes.
+        ComputationError: at the results, with XLA's message, the host and the device.
     """
     if not isinstance(devices, Slice):
         raise errors.SliceError(

@@ -292,7 +292,7 @@ class Program(Handle):
             OptionError: wrong `lengths`, or both `lengths` and `measured`; a path that does not end in ".svg".
             ProgramError: the program has loops that are not unrolled.
             TraceFileError: `measured` is no trace, or has no whole run of this program.
-            What `lower` raises.
+            ProgramError, ShardingError, CompileError: as `lower`, for these arguments.
         """
         if lengths is not None and measured is not None:
             raise errors.OptionError("schedule_plot takes lengths= or measured=, got both")
@@ -479,7 +479,14 @@ def program(
             never; or above a number of bytes of each device).
 
     Returns:
-        A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
+        A `Program`: a callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
+
+    Raises:
+        ProgramError: `fun` is no function, or has no such argument; when called, also for a result that is no array.
+        OptionError: an option that does not exist, or a value that it does not take.
+        TraceError, EffectError: when called, if `fun` cannot be traced, or has an effect that hosts do not run.
+        ScheduleError, ShardingError: when called, for a schedule or a sharding that does not fit.
+        ComputationError, ResourceExhaustedError, HostLostError: at the results of a run that failed or found no room.
     """
     make = functools.partial(
         Program,

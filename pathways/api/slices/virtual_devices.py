@@ -172,7 +172,8 @@ class Slice:
         through this process, and lie twice on the devices meanwhile. An axis of one device cuts nothing: what is
         resized to it is replicated, also after the next `resize`, until a program or a put cuts it again. Functions and
         programs placed here are compiled again at their next call. What was taken from the slice before (`mesh`,
-        `Lowered` and `Compiled` programs) is for the old shape. Calls of other threads wait meanwhile.
+        `Lowered` and `Compiled` programs) is for the old shape. Calls of other threads wait meanwhile. After an error
+        the slice and its arrays are as before.
 
         Args:
             shape: one size for each axis. The slice stays on its island, if that has so many devices.
@@ -181,7 +182,6 @@ class Slice:
             SliceError: another number of axes, or no island has so many devices.
             ShardingError: an array on the slice cannot be cut so; names it and the dimension.
             ResourceExhaustedError, ComputationError: something found no room there.
-            With each of these the slice and its arrays are as before.
         """
         self.cluster.resize(self, shape)
 

@@ -30,7 +30,7 @@ NAMED = re.compile(r"\bdocs/[\w-]+\.(?:md|svg)(?:#[\w-]+)?")
 PAGES = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(ROOT / name / "README.md" for name in ("tests", "benchmarks")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]
 PAGE_S = 300.0
