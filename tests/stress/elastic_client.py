@@ -29,6 +29,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 STEPS, KEPT, PARTS, WIDTH = 80, 5, 4, 32
 #: So often the training looks whether an island is back.
 LOOK = 10
+#: Seconds after each step, so that a host is killed in time.
+PAUSE_S = 0.05
 
 Devices = Mapping[int, list[Any]]
 
@@ -83,6 +85,7 @@ class Training:
                 parts.append(jax.device_put(made, homes[0]))
             params, loss = self.update(params, parts)
             print(json.dumps([step, float(loss).hex(), sorted(islands)]), file=answers, flush=True)
+            time.sleep(PAUSE_S)
             step += 1
             if step % KEPT == 0:
                 self.kept, self.step = jax.tree.map(np.asarray, params), step

@@ -72,7 +72,7 @@ def test_training_goes_on_after_a_lost_island(expected: list[str]) -> None:
 
 def one_training(cluster: Any, variables: dict[str, str], host: int, at: int) -> list[Any]:
     """The lines of a training, in which a host is killed after step `at`."""
-    found = []
+    found, pid = [], look(cluster.address).hosts[host].pid
     with lines(BY, variables) as process:
         try:
             assert process.stdout is not None
@@ -81,7 +81,7 @@ def one_training(cluster: Any, variables: dict[str, str], host: int, at: int) ->
                 found.append(json.loads(line))
                 if found[-1][0] == at and not is_killed:
                     is_killed = True
-                    os.kill(look(cluster.address).hosts[host].pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             assert process.wait() == 0, f"the training ended after {found[-3:]}"
         finally:
             process.kill()
