@@ -72,7 +72,8 @@ def test_a_docstring_has_every_argument_and_the_errors(name: str) -> None:
 def test_the_site_lists_every_page() -> None:
     listed = (ROOT / "docs/site/contents.md").read_text(encoding="utf-8").split()
     pages = [*(ROOT / "docs").glob("*.md"), *PAGES]
-    assert [page.stem for page in pages if page.relative_to(ROOT).with_suffix("").as_posix() not in listed] == []
+    missing = [page.stem for page in pages if page.relative_to(ROOT).with_suffix("").as_posix() not in listed]
+    assert missing == [], "add these pages to docs/site/contents.md"
 
 
 def test_every_error_has_an_entry_and_a_docstring() -> None:
