@@ -11,7 +11,7 @@ import click
 
 from pathways import errors
 from pathways.cli.clients import named_clusters
-from pathways.cli.text import bytes_text, duration_text, of_others
+from pathways.cli.text import bytes_text, duration_text, is_free, machine_text, of_others
 
 if TYPE_CHECKING:
     from pathways.protocol.control_pb2 import ClientStats, HostStats, StatsReply
@@ -65,7 +65,7 @@ def _list(addresses: list[str]) -> None:
 
 
 def _show(stats: StatsReply) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from pathways.cluster.operator import describe
     from pathways.process.console import standard_output
@@ -80,12 +80,15 @@ def _show(stats: StatsReply) -> None:
     )
     columns = ("pid", "devices", "slices on each", "resident", "shared buffers", "restarts")
     several = max(topology.machines, default=0) > 0
-    hosts = Table(*(["machine"] if several else []), "island", "host", *columns, box=None)
+    hosts = Table(*([Column("machine", overflow="fold")] if several else []), "island", "host", *columns, box=None)
+    free = [host for host in stats.hosts if is_free(host)]
     for host in stats.hosts:
+        if host in free:
+            continue
         devices, load = host.devices, stats.device_load
         span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
         hosts.add_row(
-            *([host.machine_name or str(host.machine)] if several else []),
+            *([machine_text(host)] if several else []),
             str(host.island),
             str(host.host),
             str(host.pid),
@@ -96,6 +99,9 @@ def _show(stats: StatsReply) -> None:
             f"{host.restarts}{'' if host.state == 'up' else ', ' + host.state}{', drained' if host.is_drained else ''}",
         )
     console.print(hosts)
+    if free:
+        islands = sorted({host.island for host in free})
+        console.print(f"no machine has the places of {'island' if len(islands) == 1 else 'islands'} {_ranges(islands)}")
     _show_machines(console, stats)
     _show_devices(console, stats.hosts)
     if not stats.clients:
@@ -130,6 +136,8 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
     fabric = ["fabric"] if has_fabric else []
     via = ["via"] if any(machine.via for machine in stats.machines) else []
     table = Table("machine", "island", "address", "link", *via, *fabric, *traffic, "for", box=None)
+    for position in (0, 2):
+        table.columns[position].overflow = "fold"  # what is cut cannot be given to another command
     for machine in stats.machines:
         table.add_row(
             machine.name,
@@ -145,6 +153,17 @@ def _show_machines(console: Any, stats: StatsReply) -> None:
             duration_text(machine.connected_s),
         )
     console.print(table)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers for people: `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _fabric_text(fabric: str) -> str:

@@ -1,13 +1,16 @@
-"""Sizes and times as the command reads and prints them."""
+"""Sizes, times and names as the command reads and prints them."""
 
 from __future__ import annotations
 
 import fractions
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pathways.protocol.control_pb2 import HostStats
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}{rest}": base**power for power, letter in enumerate("KMGT", 1)
           for rest, base in (("", 1024), ("iB", 1024), ("B", 1000))}}  # fmt: skip
@@ -79,8 +82,23 @@ def bytes_text(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """For example `1 client`, `2 clients`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def duration_text(seconds: float) -> str:
     """A time as 1:05 (minutes) or 2:01:05 (hours)."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def is_free(host: HostStats) -> bool:
+    """Whether no machine has the place of a host: its machine has left, or none has come yet."""
+    return host.machine_name == "-"
+
+
+def machine_text(host: HostStats) -> str:
+    """The machine of a host, by the one name that all commands and errors use; of those that have none, a number."""
+    return host.machine_name or str(host.machine)

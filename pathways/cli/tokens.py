@@ -6,6 +6,7 @@ It works on the folder of a cluster's authority, on the controller's machine; th
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -21,7 +22,8 @@ _FOLDER = click.option(
     "folder",
     type=click.Path(),
     default=None,
-    help="The authority's folder, as `pathways up --authority` has it; that of this user's cluster if not given.",
+    help="The authority's folder, as `pathways up --authority` has it; that of this user's only cluster, or of "
+    "PATHWAYS_ADDRESS, if not given.",
 )
 
 
@@ -145,10 +147,18 @@ def _tokens(folder: str | None) -> Any:
     from pathways.trust import Tokens
 
     if folder is None:
-        found = authority_folders()
+        address = os.environ.get("PATHWAYS_ADDRESS")
+        found = authority_folders(address)
+        if address and not found:
+            raise errors.OptionError(
+                f"PATHWAYS_ADDRESS={address} is no cluster of yours on this machine that listens: name the authority's "
+                "folder by --authority, on the cluster's machine"
+            )
         if len(found) != 1:
             there = (
-                "no cluster of yours on this machine listens" if not found else f"{len(found)} of your clusters listen"
+                "no cluster of yours on this machine listens"
+                if not found
+                else f"{len(found)} of your clusters listen, with {', '.join(found)}"
             )
             raise errors.OptionError(f"{there}: name the authority's folder by --authority")
         folder = found[0]

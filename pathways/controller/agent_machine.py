@@ -221,4 +221,5 @@ class AgentMachine:
             queue.put_nowait(None)
         self.logs.lost(why)
         for host in list(self._hosts.values()):
-            host.ended(-signal.SIGKILL, f"Its machine, {self.name}, is lost: {why}.")
+            end = "has left" if self.may_go else f"is lost: {why}"
+            host.ended(-signal.SIGKILL, f"Its machine, {self.name}, {end}.")

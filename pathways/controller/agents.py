@@ -200,12 +200,13 @@ class Agents:
         """Counts an agent and its hosts as lost. A second call does nothing."""
         if self._by_name.get(agent.name) is not agent:
             return
-        print(f"the agent {agent.name} of {self._where(agent)} is lost: {why}", file=sys.stderr, flush=True)
+        end = "has left" if agent.may_go else f"is lost: {why}"
+        print(f"the agent {agent.name} of {self._where(agent)} {end}", file=sys.stderr, flush=True)
         del self._by_name[agent.name]
         if not agent.may_go:
             self._losses.machine(agent.name, why)
         self._relays.lose(agent.name, why)
-        self._placement.free(agent)
+        self._placement.free(agent, is_lost=not agent.may_go)
         agent.link.close()
         self._end_tunnels(agent.name)
         agent.lost(why)
@@ -233,7 +234,7 @@ class Agents:
         """The agent of a machine, whose link is open.
 
         Raises:
-            ConnectError: no machine of this name has joined.
+            ConnectError: no machine of this name has joined, or it is lost.
         """
         if not self._may_join:
             raise errors.ConnectError(
@@ -242,6 +243,8 @@ class Agents:
             )
         there = {agent.name: agent for agent in self._there()}
         if machine not in there:
+            if self._placement.is_lost(machine):
+                raise errors.ConnectError(f"machine {machine} is lost: ask again when its agent has joined again")
             raise errors.ConnectError(
                 f"no machine {machine!r} has joined this cluster; there are: {', '.join(sorted(there)) or 'none'}"
             )

@@ -185,10 +185,20 @@ class Placement:
         """`free`: stands for the machine of each place that nobody has. `machines`: by host, at first."""
         self._free = free
         self._of = list(machines)
+        #: By host, the name of the machine that was lost with it, until a machine has the place again.
+        self._lost: dict[int, str] = {}
 
     def of(self, host: int) -> Machine:
         """The machine of a host."""
         return self._of[host]
+
+    def name_of(self, host: int) -> str:
+        """The name of the machine of a host, also while it is lost; `FreePlace.name`: it has left, or never came."""
+        return self._lost.get(host, self._of[host].name)
+
+    def is_lost(self, name: str) -> bool:
+        """Whether a machine of this name is lost, and its places wait for it."""
+        return name in self._lost.values()
 
     def machines(self, hosts: Iterable[int] | None = None) -> list[Machine]:
         """The machines that have places of these hosts, or of any, each once; free places aside."""
@@ -207,7 +217,10 @@ class Placement:
         """A machine has these places from now on."""
         for host in hosts:
             self._of[host] = machine
+            self._lost.pop(host, None)
 
-    def free(self, machine: Machine) -> None:
-        """A machine has no place any more."""
+    def free(self, machine: Machine, *, is_lost: bool) -> None:
+        """A machine has no place any more. `is_lost`: it has not left, and may come back."""
+        if is_lost:
+            self._lost |= {host: machine.name for host, each in enumerate(self._of) if each is machine}
         self._of = [self._free if each is machine else each for each in self._of]

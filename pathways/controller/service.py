@@ -306,7 +306,7 @@ class ControllerService(rpc.ControllerServicer):
                 pid=host.process.pid,
                 resident_bytes=host.process.resident_bytes() or (counted.resident_bytes if counted else 0),
                 machine=topology.machine_of(host.number),
-                machine_name=self._cluster.placement.of(host.number).name,
+                machine_name=self._cluster.placement.name_of(host.number),
                 devices=host.config.devices,
                 counts=counted,
                 restarts=max(0, host.incarnation),

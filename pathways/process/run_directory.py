@@ -50,9 +50,10 @@ def authority_folder(directory: str) -> str:
     return os.path.join(directory, _AUTHORITY)
 
 
-def authority_folders() -> list[str]:
-    """Those of this user's live clusters that have one, newest first."""
-    directories = [address.removeprefix("unix:").rpartition("/")[0] for address in live_clusters()]
+def authority_folders(address: str | None = None) -> list[str]:
+    """Those of this user's live clusters that have one, newest first; of the cluster at `address` only, if given."""
+    addresses = [each for each in live_clusters() if address in (None, "", each)]
+    directories = [each.removeprefix("unix:").rpartition("/")[0] for each in addresses]
     return [folder for folder in map(authority_folder, directories) if os.path.isdir(folder)]
 
 

@@ -115,6 +115,7 @@ class Machine:
     """Another machine, or the controller's."""
 
     logs = None
+    name = "m"
 
     def __init__(self, world: World, *, hosts: Sequence[int] = (), shares_memory: bool = False) -> None:
         """`hosts`: those that it brings when it joins."""
@@ -191,7 +192,7 @@ class Agents:
 
     def leave(self, machine: Machine) -> None:
         """The link of a machine breaks."""
-        self._world.cluster.placement.free(machine)
+        self._world.cluster.placement.free(machine, is_lost=True)
         for number in machine.hosts:
             process = self._world.cluster.hosts[number].process
             if isinstance(process, Host):

@@ -285,6 +285,9 @@ def test_the_logs_of_machines(machines: MachineCluster) -> None:
         assert shown.exit_code == 1 and "on a machine that is lost" in shown.output and "m0" in shown.output
         with contextlib.closing(operator.logs(address, None, lines=3)) as parts:
             assert b"the agent m0 of island 0 is lost" in b"".join(part.text for part in parts)
+        seen = CliRunner().invoke(cli.main, ["status", address]).stdout
+        assert re.search(r"^ m0 +0 +0 .*lost", seen, re.MULTILINE), "it has its name until its agent is back"
+        assert "machine m0 is lost" in logs("m0", address).output
 
 
 def agent_directories(machines: MachineCluster) -> list[str]:

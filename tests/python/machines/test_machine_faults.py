@@ -22,11 +22,13 @@ import jax
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 from control_clusters import eventually
 from jax.sharding import PartitionSpec as P
 from machines import MachineCluster
 
 import pathways as pw
+from pathways import cli
 from pathways.cluster.drain_target import DrainTarget
 from pathways.cluster.launcher import Listening, start_local_cluster
 from pathways.cluster.operator import drain, look
@@ -336,6 +338,10 @@ def test_drain(machines: MachineCluster) -> None:
         assert states(cluster) == ["up", "lost"], "the machine has left"
         after = look(machines.handle.address).losses
         assert (after.machines, after.hosts) == (before.losses.machines, before.losses.hosts), "nothing was lost"
+        shown = CliRunner().invoke(cli.main, ["status", machines.handle.address]).output
+        assert name not in shown and "no machine has the places of island 1\n" in shown
+        log = CliRunner().invoke(cli.main, ["logs", "controller", machines.handle.address]).output
+        assert f"the agent {name} of island 1 has left\n" in log and f"machine, {name}, has left.\n" in log
         with pytest.raises(pw.errors.ClusterClosedError, match="let this machine go"):
             machines.agents[name].wait()
         assert there.island == 0

@@ -353,7 +353,18 @@ def test_the_command_finds_the_folder_of_the_live_cluster(
                 assert json.loads(run("list", "--json")) == []
                 assert run("--role", "host") and len(json.loads(run("list", "--json"))) == 1
         Authority.create(run_directory.authority_folder(str(tmp_path / f"pathways-{os.getuid()}-2")))
-        assert "2 of your clusters listen: name the authority's folder by --authority" in fails("list")
+        assert "2 of your clusters listen" in (refused := fails("list")) and "by --authority" in refused
+        assert all(
+            run_directory.authority_folder(str(tmp_path / f"pathways-{os.getuid()}-{n}")) in refused for n in (1, 2)
+        )
+        address = f"unix:{tmp_path}/pathways-{os.getuid()}"
+        monkeypatch.setenv("PATHWAYS_ADDRESS", f"{address}-1/control.sock")
+        assert len(json.loads(run("list", "--json"))) == 1
+        monkeypatch.setenv("PATHWAYS_ADDRESS", f"{address}-2/control.sock")
+        assert json.loads(run("list", "--json")) == []
+        for other in (f"{address}-0/control.sock", "pathways://10.0.0.1:7400"):
+            monkeypatch.setenv("PATHWAYS_ADDRESS", other)
+            assert f"PATHWAYS_ADDRESS={other} is no cluster of yours on this machine that listens" in fails("list")
     finally:
         for lock in locks:
             lock.close()
