@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pathways.api.pipelines.gradients import accumulate_gradients
     from pathways.api.pipelines.pipeline import pipeline
     from pathways.api.profiling import profile
+    from pathways.api.programs.decorator import program
     from pathways.api.programs.exchange import exchange
     from pathways.api.programs.host_callbacks import HostObject, host_callback
     from pathways.api.programs.placed import jit
-    from pathways.api.programs.program import program
     from pathways.api.programs.while_loop import while_loop
     from pathways.api.ray_target import RayCluster
     from pathways.api.recording import trace
@@ -102,7 +102,7 @@ _PLACES = {
     "pipeline": "pipelines.pipeline",
     "place": "arrays.place",
     "profile": "profiling",
-    "program": "programs.program",
+    "program": "programs.decorator",
     "trace": "recording",
     "while_loop": "programs.while_loop",
 }

@@ -61,12 +61,12 @@ def iota(dtype: Any, shape: Any, dimension: int, sharding: NamedSharding) -> Any
     return _maker("iota", make, (dtype, shape, dimension), sharding)()
 
 
-def _maker(name: str, make: Callable[..., Any], what: Sequence[Any], over: NamedSharding) -> PlacedFunction:
+def _maker(name: str, make: Callable[..., Any], what: Sequence[Any], over: NamedSharding) -> PlacedFunction[..., Any]:
     sharding = slice_sharding(over)
     assert sharding is not None
     made = operations(sharding.slice.cluster).makers
     key: Hashable = (name, *(tuple(x) if isinstance(x, Sequence) else x for x in what), sharding.slice, sharding.spec)
-    known: PlacedFunction | None = made.get(key)
+    known: PlacedFunction[..., Any] | None = made.get(key)
     if known is None:
         while len(made) >= KEPT:
             made.pop(next(iter(made)), None)

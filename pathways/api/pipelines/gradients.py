@@ -16,7 +16,7 @@ from pathways.compiler.pipeline_spec import PipelineSpec
 from pathways.compiler.placed import function_name
 
 
-class AccumulatedGradients(Program):
+class AccumulatedGradients(Program[..., Any]):
     """A function whose gradients are accumulated over microbatches. Made by `accumulate_gradients`."""
 
     def __init__(self, loop: _Loop) -> None:

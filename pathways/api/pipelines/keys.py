@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def _of_function(function: Any, key: Any, number: int, microbatches: int) -> Seq
         return tuple(made[microbatch] for microbatch in range(microbatches))
 
     if isinstance(function, PlacedFunction) and is_tracing():
-        return cast("tuple[Any, ...]", jit(make, devices=function.slice, name="keys")(key))
+        return jit(make, devices=function.slice, name="keys")(key)
     return make(key)
 
 

@@ -34,12 +34,12 @@ from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec, schedule_
 from pathways.compiler.placed import function_name
 
 #: A placed function, or a function that calls some.
-Stage = PlacedFunction | Callable[[Any, Any], Any]
+Stage = PlacedFunction[..., Any] | Callable[[Any, Any], Any]
 
 _ARRAYS = (jax.Array, np.ndarray)
 
 
-class Pipeline(Program):
+class Pipeline(Program[..., Any]):
     """A model in stages. Made by `pipeline`."""
 
     def __init__(self, model: _Model) -> None:
@@ -123,7 +123,12 @@ class _Model:
     """What a call of a pipeline calls."""
 
     def __init__(
-        self, stages: Sequence[Stage], loss: PlacedFunction | None, reduce: str, spec: PipelineSpec, lengths: Any
+        self,
+        stages: Sequence[Stage],
+        loss: PlacedFunction[..., Any] | None,
+        reduce: str,
+        spec: PipelineSpec,
+        lengths: Any,
     ) -> None:
         """`spec`: without slices. `lengths`: as the user gives them."""
         self._stages = tuple(stages)
@@ -345,7 +350,7 @@ def pipeline(
         schedule = check_schedule(schedule)
     if not (loss is None or callable(loss)):
         raise errors.ProgramError(f"loss of {what}: expected a function loss(output, *targets), got {loss!r}")
-    placed: PlacedFunction | None = None
+    placed: PlacedFunction[..., Any] | None = None
     if loss is not None:
         if not isinstance(loss, PlacedFunction):
             if not isinstance(stages[-1], PlacedFunction):
@@ -354,7 +359,7 @@ def pipeline(
                     f"is none and has no slice before it is traced, got {loss!r}"
                 )
             loss = jit(loss, devices=stages[-1].slice, name=function_name(loss))
-        placed = cast(PlacedFunction, loss)
+        placed = cast("PlacedFunction[..., Any]", loss)
     return Pipeline(_Model(stages, placed, reduce, PipelineSpec(name, schedule, microbatches), lengths))
 
 

@@ -48,7 +48,7 @@ def place_params(
     return rebuild(put(leaves, targets))
 
 
-def place_batch(stages: Sequence[Any], loss: PlacedFunction | None, given: tuple[Any, ...], what: str) -> Any:
+def place_batch(stages: Sequence[Any], loss: PlacedFunction[..., Any] | None, given: tuple[Any, ...], what: str) -> Any:
     """The batch on the slice of the first stage, and the targets on that of the loss. See `Pipeline.place_batch`."""
     placed = []
     for number, value in enumerate(given):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -12,7 +12,7 @@ from pathways import _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api.arrays.array import Array
 from pathways.api.arrays.put import device_put
-from pathways.api.programs.program import Program
+from pathways.api.programs.program import P, Program, R
 from pathways.api.programs.tracing import is_tracing, remember, tracing
 from pathways.api.slices.virtual_devices import Slice
 from pathways.compiler import specs
@@ -21,12 +21,12 @@ from pathways.compiler.plain_jaxprs import untagged
 from pathways.compiler.trace import Traced
 
 
-class PlacedFunction(Program):
+class PlacedFunction(Program[P, R]):
     """A function on a slice. Made by `jit`."""
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         slice_: Slice,
         *,
         in_shardings: Any,
@@ -50,7 +50,7 @@ class PlacedFunction(Program):
         remember(self.slice)
         self._fun = self._placed = self.__wrapped__ = self._make(mesh=self.slice.mesh_spec)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Inside a program's trace: one computation of it. Alone: one run of a program of one node."""
         if not tracing:  # the way of most calls, in as little Python as can be
             last = self._last
@@ -127,6 +127,32 @@ class PlacedFunction(Program):
         return f"<pw.jit {self._name!r} on {self.slice!r}>"
 
 
+@overload
+def jit(
+    fun: Callable[P, R],
+    devices: Slice,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    name: str | None = None,
+) -> PlacedFunction[P, R]: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    devices: Slice,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[P, R]], PlacedFunction[P, R]]: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     devices: Slice | None = None,

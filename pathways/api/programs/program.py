@@ -12,7 +12,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
@@ -49,7 +49,12 @@ from pathways.compiler.statics import key_of
 from pathways.compiler.trace import Traced, names_of, trace, which
 from pathways.process.collection import collection_is_rare
 
-_programs: weakref.WeakSet[Program] = weakref.WeakSet()  # guarded by _programs_lock
+P = ParamSpec("P")
+R = TypeVar("R")
+_Instance = TypeVar("_Instance")
+_Rest = ParamSpec("_Rest")
+
+_programs: weakref.WeakSet[Program[..., Any]] = weakref.WeakSet()  # guarded by _programs_lock
 _programs_lock = threading.Lock()
 
 
@@ -62,12 +67,14 @@ def clear_caches() -> None:
     forget_compiled()
 
 
-class Program(Handle):
-    """A program and its compiled signatures. Made by `program` and `jit`."""
+class Program(Handle, Generic[P, R]):
+    """A program and its compiled signatures. Made by `program` and `jit`. For type checkers it has the signature of the
+    function that it was made of; what it returns are `pw.Array`s, which pass for the `jax.Array`s of that signature.
+    """
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         *,
         name: str | None = None,
         home: Slice | None = None,
@@ -104,9 +111,10 @@ class Program(Handle):
         with _programs_lock:
             _programs.add(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Submits one run and returns its results as arrays that are still to come."""
-        return self._submit(args, kwargs)
+        out: R = self._submit(args, kwargs)
+        return out
 
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None) -> Any:
         # One function, because each Python frame costs a tenth of the call.
@@ -199,6 +207,12 @@ class Program(Handle):
             self._staged = staged(self._fun, self._name, self._static_argnums, self._static_argnames)
         return self._staged(*args, **kwargs)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Program[P, R]: ...
+    @overload
+    def __get__(
+        self: Program[Concatenate[_Instance, _Rest], R], instance: _Instance, owner: type | None = None
+    ) -> Callable[_Rest, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method where it stands in a class, as a function of `jax.jit` is."""
         return self if instance is None else types.MethodType(self, instance)
@@ -227,7 +241,7 @@ class Program(Handle):
                         variable._array = array
             raise error from None
 
-    def with_timeout(self, seconds: float) -> TimedProgram:
+    def with_timeout(self, seconds: float) -> TimedProgram[P, R]:
         """This program with a deadline on its runs: `seconds` after the call, whatever is not there fails.
 
         The time counts from the call on. A call that still waits then, for the hosts to compile or for room among the
@@ -452,49 +466,3 @@ class Program(Handle):
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
-
-
-def program(
-    fun: Callable[..., Any] | None = None,
-    *,
-    name: str | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Sequence[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Sequence[str] | None = None,
-    **options: Any,
-) -> Any:
-    """Traces calls of placed functions into one program; use it as a decorator, with or without arguments.
-
-    Differentiation and batching go inside: `pw.program(jax.value_and_grad(loss))`.
-
-    Args:
-        fun: Python over placed functions (`pw.jit`), `pw.device_put` and JAX.
-        name: shown in plans and errors.
-        static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
-        **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
-            pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a loop with
-            placed calls inside is unrolled; 16), `parallel_iterations` (of any other loop, in flight; 10 or 64),
-            `offload` (what a run keeps for later leaves the devices: "auto": if they have too little memory; "none":
-            never; or above a number of bytes of each device).
-
-    Returns:
-        A `Program`: a callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
-
-    Raises:
-        ProgramError: `fun` is no function, or has no such argument; when called, also for a result that is no array.
-        OptionError: an option that does not exist, or a value that it does not take.
-        TraceError, EffectError: when called, if `fun` cannot be traced, or has an effect that hosts do not run.
-        ScheduleError, ShardingError: when called, for a schedule or a sharding that does not fit.
-        ComputationError, ResourceExhaustedError, HostLostError: at the results of a run that failed or found no room.
-    """
-    make = functools.partial(
-        Program,
-        name=name,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        options=options,
-    )
-    return make if fun is None else make(fun)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from pathways import _core, errors
 from pathways.api.pipelines.schedule_plot import SchedulePlot
 from pathways.api.programs.lowered import Lowered, Tracing
 from pathways.api.programs.stages import Handle
 
+P = ParamSpec("P")
+R = TypeVar("R")
+_Instance = TypeVar("_Instance")
+_Rest = ParamSpec("_Rest")
 
-class TimedProgram(Handle):
+
+class TimedProgram(Handle, Generic[P, R]):
     """A program whose runs have a deadline. Made by `Program.with_timeout`."""
 
     def __init__(self, program: Any, seconds: float) -> None:
@@ -27,15 +33,22 @@ class TimedProgram(Handle):
             f"DeadlineExceededError: program {program._name!r} was not over {seconds:g} s after its call, its deadline",
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Submits one run, which has `seconds` from now, whatever it waits for: its compilation, too."""
         with self._deadline.begin() as deadline:
-            return self._program._submit(args, kwargs, deadline)
+            out: R = self._program._submit(args, kwargs, deadline)
+        return out
 
-    def with_timeout(self, seconds: float) -> TimedProgram:
+    def with_timeout(self, seconds: float) -> TimedProgram[P, R]:
         """The same program with another deadline."""
         return TimedProgram(self._program, seconds)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> TimedProgram[P, R]: ...
+    @overload
+    def __get__(
+        self: TimedProgram[Concatenate[_Instance, _Rest], R], instance: _Instance, owner: type | None = None
+    ) -> Callable[_Rest, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As `Program.__get__`."""
         return self if instance is None else types.MethodType(self, instance)
