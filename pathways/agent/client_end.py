@@ -25,8 +25,8 @@ from typing import Any
 
 from pathways import errors
 from pathways.agent.controller_session import ControllerSession, Endpoint
-from pathways.process import fd_passing
-from pathways.process.children import ParentLost, die_with_parent, print_to_log
+from pathways.process import fd_passing, log_lines
+from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.config import ClientSizes
 from pathways.transport.links import Link, Links
 
@@ -139,7 +139,7 @@ class ClientEnd:
 
 def main() -> None:
     """Entry of the process."""
-    print_to_log()
+    log_lines.begin("client end")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's Ctrl-C is the client's matter

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,12 +20,15 @@ from pathways.agent.collective_tunnels import CollectiveTunnels, address_on_link
 from pathways.agent.fabric import Fabric, everywhere
 from pathways.agent.rendezvous import Rendezvous
 from pathways.process import environment, log_files
+from pathways.process.children import describe_exit
 from pathways.process.config import ClusterOptions, HostConfig
 from pathways.process.fd_passing import Closed
 from pathways.process.host_processes import HostProcess, HostProcesses
 from pathways.process.memory import memory_bytes
 from pathways.process.pulses import Pulses
 from pathways.protocol import agent_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 
@@ -207,6 +211,7 @@ class IslandHosts:
         process = self._processes.start_host(config, self._environment(config), log, token)
         self._hosts[config.host] = _Host(config, segments[config.host], process)
         process.watch(self._loop, lambda: self._host_ended(config.host))
+        _log.info("host %d begins, start %d, process %d", config.host, config.incarnation, process.pid)
         started = pb.FarHostStarted(host=config.host, incarnation=config.incarnation, pid=process.pid)
         self._report(pb.AgentReport(started=started))
 
@@ -226,6 +231,8 @@ class IslandHosts:
         host = self._hosts[number]
         returncode = host.process.poll()
         text = host.process.log_tail()
+        how = "is told to end" if returncode is None else describe_exit(returncode)
+        _log.warning("host %d, process %d, %s", number, host.process.pid, how)
         if host.silence:
             text = f"{host.silence} {text}"
         self._tell_end(host.config, 0 if returncode is None else returncode, text)

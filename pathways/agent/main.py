@@ -14,12 +14,12 @@ import faulthandler
 import importlib
 import importlib.metadata
 import json
+import logging
 import os
 import shutil
 import signal
 import socket
 import sys
-import traceback
 from typing import Any
 
 import grpc
@@ -35,8 +35,8 @@ from pathways.agent.island import IslandHosts, shape_here
 from pathways.agent.relay import Relay
 from pathways.agent.rendezvous import Rendezvous
 from pathways.agent.ways import OpenLink, Ways
-from pathways.process import environment
-from pathways.process.children import ParentLost, die_with_parent, print_to_log, take_descriptors
+from pathways.process import environment, installation, log_lines
+from pathways.process.children import ParentLost, die_with_parent, take_descriptors
 from pathways.process.config import ClusterOptions
 from pathways.process.host_processes import HostProcesses
 from pathways.process.log_files import keep_short
@@ -48,6 +48,8 @@ from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import TunnelServer
 from pathways.trust import Credentials, Port, Renewal, dial_answered, given_token, renewed_at
+
+_log = logging.getLogger("pathways.agent.main")
 
 RETRY_S = 1.0
 NATIVE = "pathways._native"
@@ -130,8 +132,8 @@ class Agent:
                     self._tell("error", message=f"{type(error).__name__}: {error}")
                     return 1
                 if not isinstance(error, errors.PathwaysError | OSError):
-                    traceback.print_exc()
-                print(f"no controller: {error}", file=sys.stderr, flush=True)
+                    _log.exception("a fault of this code")
+                _log.warning("no controller: %s", error)
             if not self._end.is_set():
                 await _either(self._end.wait(), asyncio.sleep(waits_s))
         keeping.cancel()
@@ -221,12 +223,12 @@ class Agent:
                 await self._relay.opened()
                 relay = self._relay.address
             self._ever_joined = True
+            where = f" over the relay {opened.relay}" if opened.relay else ""
+            _log.info("has joined island %s%s, with the hosts %s", welcome["island_name"], where, welcome["hosts"])
             self._tell("joined", island=welcome["island"], name=welcome["island_name"], relay=relay, via=opened.relay)
             session = asyncio.ensure_future(self._converse(f"unix:{path}", welcome["session"], hosts, reports))
             await _either(self._end.wait(), _result(broken), session)
-            print(
-                f"the link is over: {broken.result() if broken.done() else 'told to end'}", file=sys.stderr, flush=True
-            )
+            _log.warning("the link is over: %s", broken.result() if broken.done() else "told to end")
         finally:
             for task in watching:
                 task.cancel()
@@ -300,7 +302,7 @@ class Agent:
             try:
                 await _either(obey(), pass_programs_on())
             except grpc.RpcError as error:
-                print(f"the session with the controller broke: {error}", file=sys.stderr, flush=True)
+                _log.warning("the session with the controller broke: %s", error)
 
 
 def _reserved_port() -> socket.socket:
@@ -329,16 +331,17 @@ async def _either(*awaitables: Any) -> None:
 
 def main() -> None:
     """Entry of the process."""
-    print_to_log()
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
     config = AgentConfig(**json.loads(sys.argv[1]))
+    log_lines.begin(f"agent {config.name}")
+    faulthandler.register(signal.SIGUSR1)
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)
     with contextlib.suppress(ParentLost):
         die_with_parent(os.getppid(), signal.SIGTERM)  # the supervisor: it ends first only if somebody kills it
     supervisor = os.getppid()
+    _log.info("begins: pathways %s, process %d, for %s", installation.version(), os.getpid(), config.address)
     status = asyncio.run(Agent(config).run())
+    _log.info("ends with status %d", status)
     if os.getppid() != supervisor:
         shutil.rmtree(config.directory, ignore_errors=True)
     sys.stderr.flush()

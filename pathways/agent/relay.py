@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +25,8 @@ from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.trust import Identity, Port, Role
 from pathways.trust.credentials import HasCredentials
+
+_log = logging.getLogger(__name__)
 
 #: Seconds until a relay tries again to reach the controller, and until it must have done so at first.
 RETRY_S, OPEN_S = 1.0, 10.0
@@ -82,7 +84,7 @@ class Relay:
                 why = await self._serve_trunk()
             except (OSError, errors.PathwaysError) as error:
                 why = str(error)
-            print(f"this relay has no link to the controller now: {why}", file=sys.stderr, flush=True)
+            _log.warning("this relay has no link to the controller now: %s", why)
             await asyncio.sleep(RETRY_S)
 
     async def _serve_trunk(self) -> str:

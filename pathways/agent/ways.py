@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +20,8 @@ from typing import Any
 from pathways import errors
 from pathways.trust import Role, ask, closed_by_port, dial_answered, seal_cipher
 from pathways.trust.credentials import HasCredentials
+
+_log = logging.getLogger(__name__)
 
 #: A relay has heard of a machine after this time at most, in seconds.
 _KNOWN_S = 4.0
@@ -92,7 +94,7 @@ class Ways:
         except (errors.PathwaysError, OSError) as error:
             if not may_be_direct:
                 raise
-            print(f"the relay at {address} does not carry this machine: {error}", file=sys.stderr, flush=True)
+            _log.warning("the relay at %s does not carry this machine: %s", address, error)
         self._gives_up_at = time.monotonic() + PATIENCE_S  # if the controller is the one that is away
         return self._open_directly(hello)
 

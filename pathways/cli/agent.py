@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pathways import errors
+from pathways.cli.log_options import log_options
 from pathways.process.run_directory import state_folder
 
 
@@ -66,6 +67,7 @@ from pathways.process.run_directory import state_folder
     help="The file in which this machine keeps its certificate.",
 )
 @click.option("--insecure-plaintext", is_flag=True, help="The cluster was started with the same.")
+@log_options
 def agent(address: str, token_file: str | None, credentials: str | None, insecure_plaintext: bool, **what: Any) -> None:
     """Join the cluster at ADDRESS, run hosts for it, and stay in the foreground.
 

@@ -15,6 +15,7 @@ import click
 from pathways import errors
 from pathways.cli.agent import agent
 from pathways.cli.clients import clients, limit, resume, suspend
+from pathways.cli.log_options import log_options
 from pathways.cli.logs import logs
 from pathways.cli.machines import drain, undrain
 from pathways.cli.monitoring import dashboard, metrics
@@ -146,6 +147,7 @@ def main() -> None:
     default=None,
     help="Serve a page for browsers, too, as `pathways dashboard`, at 127.0.0.1:PORT.",
 )
+@log_options
 @ray_options
 def up(
     on: str,

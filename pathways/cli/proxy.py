@@ -13,8 +13,10 @@ import click
 
 from pathways import errors
 from pathways.cli.clients import named_clusters
+from pathways.cli.log_options import log_options
 from pathways.cli.running import until_told_to_end
 from pathways.cli.text import SIZE
+from pathways.process import log_lines
 from pathways.process.client_terms import AT_LIMIT, ClientTerms
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
 )
 @click.option("--programs", type=click.IntRange(1), default=None, help="So many programs at a time at most.")
 @click.option("--until-input-ends", is_flag=True, hidden=True, help="End with standard input: with who started it.")
+@log_options
 def proxy(
     address: str | None,
     listen: str | None,
@@ -119,6 +122,8 @@ def proxy(
     from pathways.proxy.shared_directory import SharedDirectory
     from pathways.proxy.terms import Allowed
 
+    log_lines.check(os.environ)
+    log_lines.begin_in_foreground("proxy")
     number = _group_number(listen, group)
     offered = {what: value for what, value in terms.items() if value is not None}
     checked = ClientTerms.checked(**offered)

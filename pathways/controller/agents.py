@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import logging
 import os
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -43,6 +43,8 @@ from pathways.transport.links import Links
 from pathways.transport.loop import Loop
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Authority, Identity, Port, Renewal, Role, Tokens
+
+_log = logging.getLogger(__name__)
 
 
 class Agents:
@@ -192,7 +194,7 @@ class Agents:
     def _opened(self, link: FarLink) -> None:
         agent = next(agent for agent in self._by_name.values() if agent.link is link)
         where = self._where(agent)
-        print(f"the agent {agent.name} has joined as {where}", file=sys.stderr, flush=True)
+        _log.info("the agent %s has joined as %s", agent.name, where)
         self._placement.fill(agent.hosts, agent)
         asyncio.get_running_loop().call_soon(self.on_joined, agent.hosts)
 
@@ -200,8 +202,8 @@ class Agents:
         """Counts an agent and its hosts as lost. A second call does nothing."""
         if self._by_name.get(agent.name) is not agent:
             return
-        end = "has left" if agent.may_go else f"is lost: {why}"
-        print(f"the agent {agent.name} of {self._where(agent)} {end}", file=sys.stderr, flush=True)
+        level, end = (logging.INFO, "has left") if agent.may_go else (logging.WARNING, f"is lost: {why}")
+        _log.log(level, "the agent %s of %s %s", agent.name, self._where(agent), end)
         del self._by_name[agent.name]
         if not agent.may_go:
             self._losses.machine(agent.name, why)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import sys
-import traceback
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -33,6 +32,8 @@ from pathways.process.children import resident_bytes
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import PROTOCOL_VERSION
 from pathways.protocol import control_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 20.0
 #: For a host on another machine: its network may be slow. Its link tells whether it lives.
@@ -156,6 +157,8 @@ class ClientManager:
         except BaseException:
             self.remove(client.number)
             raise
+        where = connection.who if connection.is_far else f"process {connection.pid}"
+        _log.info("has joined: %r, %s", name, where, extra=about(client))
         return client
 
     def _futures_of(self, connection: Connection) -> int:
@@ -186,7 +189,7 @@ class ClientManager:
         if client.attaching.get(host) is task:
             del client.attaching[host]
         if not task.cancelled() and (error := task.exception()) is not None and not self.cluster.done.done():
-            traceback.print_exception(error)
+            _log.error("host %d does not take the client", host, exc_info=error, extra=about(client))
             self.remove(client.number)
 
     async def attached(self, client: ClientRecord, hosts: Iterable[int]) -> None:
@@ -225,6 +228,8 @@ class ClientManager:
         client = self.clients.pop(number, None)
         if client is None:
             return
+        if not self.cluster.done.done():
+            _log.info("has left", extra=about(client))
         self.cluster.agents.remove_client(number)
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
@@ -306,14 +311,14 @@ class ClientManager:
         await asyncio.gather(*(self._keep(host, client) for host in hosts for client in list(self.clients.values())))
         for answer in stored:
             if error := await self.cluster.unless_ended(answer):
-                print(f"a program that was stored before is not now: {error}", file=sys.stderr, flush=True)
+                _log.warning("a program that was stored before is not now: %s", error)
 
     async def _keep(self, host: HostRecord, client: ClientRecord) -> None:
         """Gives a new host a client. It evicts a client whose memory the host refuses: the host serves the others."""
         try:
             await self._attach(host, client)
         except errors.ConnectError as error:
-            print(f"client {client.number} is evicted: {error}", file=sys.stderr, flush=True)
+            _log.warning("the client is evicted: %s", error, extra=about(client))
             self.remove(client.number)
 
     # -- what hosts report -------------------------------------------------------------------------------------------
@@ -377,6 +382,11 @@ class ClientManager:
             most_kept=client.connection.most_kept,
             variables=client.variables,
         )
+
+
+def about(client: ClientRecord) -> dict[str, int]:
+    """What a line of the log about a client says of it (pathways/process/log_lines.py)."""
+    return {"client": client.number}
 
 
 def _no_sense(error: Exception) -> errors.ConnectError:

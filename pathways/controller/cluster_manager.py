@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.metadata
+import logging
 import os
 import secrets
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -44,6 +44,8 @@ from pathways.process.config import ControllerConfig, HostConfig
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 from pathways.transport import SILENCE_S
+
+_log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
 MOST_SAID = 8192  #: Characters of what a host says of its faults and its end.
@@ -381,7 +383,8 @@ class ClusterManager:
             return
         self.failure = failure
         error = pb.Error(type=type(failure).__name__, message=str(failure))
-        print(f"{error.type}: {error.message}", file=sys.stderr, flush=True)
+        is_meant = isinstance(failure, errors.ClusterClosedError)
+        _log.log(logging.INFO if is_meant else logging.ERROR, "the cluster ends: %s: %s", error.type, error.message)
         if self.controller is not None:
             self.controller.fail(f"{error.type}: {error.message}")
         self.announce(pb.StartupEvent(stage=Stage.FAILED, host=-1, error=error))

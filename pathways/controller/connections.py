@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import secrets
-import sys
 from collections.abc import Callable
 
 from pathways import errors
@@ -25,6 +25,8 @@ from pathways.controller.control_server import no_session
 from pathways.controller.records import Connection, NearConnection
 from pathways.process import fd_passing
 from pathways.transport.loop import EXHAUSTED, LOOK_S
+
+_log = logging.getLogger(__name__)
 
 
 class Connections:
@@ -112,7 +114,7 @@ class Connections:
             for fd in fds:
                 os.close(fd)
             if not isinstance(error, fd_passing.Closed):
-                print(f"process {connection.pid} was disconnected: {error}", file=sys.stderr, flush=True)
+                _log.warning("process %d was disconnected: %s", connection.pid, error)
             self._lost_near(connection)
 
     def _lost_near(self, connection: NearConnection) -> None:

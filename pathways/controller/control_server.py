@@ -13,8 +13,8 @@ Owned by the controller's event loop thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +23,8 @@ import grpc.aio
 
 from pathways import errors
 from pathways.protocol import wire
+
+_log = logging.getLogger(__name__)
 
 #: The old server removes its socket within this time, in seconds.
 _REMOVED_S = 2.0
@@ -101,7 +103,7 @@ class ControlServer:
 
     def _loop_ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is not None and not self._is_over:
-            print(f"the server at {self._path} begins anew: {task.exception()!r}", file=sys.stderr, flush=True)
+            _log.error("the server at %s begins anew: %r", self._path, task.exception())
             self._do(self._begin_anew(self._server))
 
     async def _begin_anew(self, old: Any) -> None:

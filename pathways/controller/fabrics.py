@@ -13,8 +13,8 @@ import asyncio
 import collections
 import ipaddress
 import itertools
+import logging
 import secrets
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +25,8 @@ from pathways.controller.machines import Machine
 from pathways.protocol import agent_pb2 as pb
 from pathways.trust import Identity
 from pathways.trust.identity import printable
+
+_log = logging.getLogger(__name__)
 
 #: When a machine falls silent, the others say so within this time, in seconds: the one that most of them mean is gone.
 JUDGE_S = 0.5
@@ -129,7 +131,7 @@ class Fabrics:
         if watch.whole.done():
             culprit.link.on_lost(why)
         else:
-            print(f"the agent {culprit.name} does not fit into its island: {why}", file=sys.stderr, flush=True)
+            _log.warning("the agent %s does not fit into its island: %s", culprit.name, why)
             culprit.let_go(f"this machine cannot be in its island: {why}. Does a firewall let the fabric through?")
             # The start fails when its place is free, and not before: it would fail again, and the others with it.
             asyncio.get_running_loop().call_later(LEAVE_S, lambda: culprit.link.on_lost(why))

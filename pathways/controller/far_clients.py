@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import secrets
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +32,8 @@ from pathways.transport import connection as transport
 from pathways.transport.links import Links
 from pathways.transport.tunnels import Tunnels
 from pathways.trust import Identity, Port, Role
+
+_log = logging.getLogger(__name__)
 
 _ROLES = (Role.CLIENT, Role.OPERATOR)
 # The head's twin of a client's arena has room for gaps. What clients send into it without need stays below half of
@@ -179,7 +181,7 @@ class FarClients:
             self._lost(connection, "it has gone before it was served")
 
     def _lost(self, connection: FarConnection, why: str) -> None:
-        print(f"the connection of {connection.who} is over: {why}", file=sys.stderr, flush=True)
+        _log.info("the connection of %s is over: %s", connection.who, why)
         self._connections.lost(connection)
 
 

@@ -35,7 +35,7 @@ Everything here runs on the controller's event loop.
 from __future__ import annotations
 
 import asyncio
-import traceback
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +44,8 @@ from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests
 from pathways.controller.records import HostRecord, Island, Peers
 from pathways.protocol import control_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 #: A host on another machine has so long, in seconds, to say that it knows the new ones: starts of others wait for it.
 FAR_ANSWER_S = 30.0
@@ -108,7 +110,7 @@ class Introductions:
                     await self._exchange(starts)
                 except Exception as error:
                     if not self._cluster.done.done():
-                        traceback.print_exc()
+                        _log.exception("hosts could not be introduced to each other")
                     for start in starts:
                         start.fail(error)
         finally:
@@ -215,7 +217,7 @@ class Introductions:
                 await self._launch_island(start, peers)
             except Exception as error:
                 if not isinstance(error, errors.PathwaysError):  # whose text says all
-                    traceback.print_exc()
+                    _log.exception("the hosts of an island could not be started")
                 start.fail(error)
             await asyncio.sleep(0)  # many islands start: something else may have its turn
 

@@ -11,6 +11,7 @@ import asyncio
 import faulthandler
 import functools
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -24,7 +25,8 @@ from pathways.controller.control_server import ControlServer
 from pathways.controller.far_clients import FarClients
 from pathways.controller.recovery import Islands
 from pathways.controller.service import AgentsService, ControllerService, HostsService
-from pathways.process.children import print_to_log, take_descriptors
+from pathways.process import installation, log_lines
+from pathways.process.children import take_descriptors
 from pathways.process.config import ControllerConfig, load_controller
 from pathways.process.log_files import keep_short
 from pathways.process.supervisor import report
@@ -32,6 +34,8 @@ from pathways.protocol import agent_pb2_grpc as agent_rpc
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
 from pathways.trust.port import Port
+
+_log = logging.getLogger("pathways.controller")
 
 # At the end, calls that are under way have this long, in seconds, to receive their error.
 LAST_WORDS_S = 0.5
@@ -111,14 +115,16 @@ def _servers(cluster: ClusterManager, client_manager: ClientManager) -> list[Con
 
 def main() -> None:
     """Entry of the process."""
-    print_to_log()
-    faulthandler.enable()
+    log_lines.begin("controller")
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = load_controller(sys.argv[1])
     take_descriptors()  # every client and machine takes some
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)
+    shape = f"{config.options.hosts} hosts" if not config.options.max_machines else "hosts of machines that join"
+    _log.info("begins: pathways %s, process %d, %s on %s", installation.version(), os.getpid(), shape, config.platform)
     status = asyncio.run(run(config))
+    _log.info("ends with status %d", status)
     sys.stderr.flush()
     # Run no destructors: the coordination services would wait for members that are gone.
     os._exit(status)

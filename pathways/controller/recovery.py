@@ -23,8 +23,7 @@ and programs stay as they are. Everything here runs on the controller's event lo
 from __future__ import annotations
 
 import asyncio
-import sys
-import traceback
+import logging
 from collections.abc import Sequence
 
 from pathways import errors
@@ -33,6 +32,8 @@ from pathways.controller.cluster_manager import ClusterManager, first_lost
 from pathways.controller.introductions import Introductions, Start
 from pathways.controller.records import HostRecord, Island
 from pathways.process.pulses import LOOK_S, Pulses
+
+_log = logging.getLogger(__name__)
 
 MOST_FAILED_STARTS = 3
 
@@ -122,7 +123,7 @@ class Islands:
 
     def _lose(self, island: Island, exit_report: str) -> None:
         """Kills the remaining hosts of an island, and begins to start the island again."""
-        print(f"island {island.number} is lost: {exit_report}", file=sys.stderr, flush=True)
+        _log.warning("island %d is lost: %s", island.number, exit_report)
         if island.task is not None:
             island.task.cancel()
         members = [member for member in self._members(island) if not member.is_lost]
@@ -178,12 +179,12 @@ class Islands:
             island.is_up = True
             island.task = None
             self.cluster.resources.set_missing(island.number, None)
-            print(f"island {island.number} is back, start {island.incarnation}", file=sys.stderr, flush=True)
+            _log.info("island %d is back, start %d", island.number, island.incarnation)
         except Exception as error:
             if self.cluster.done.done():
                 return
             if not isinstance(error, errors.PathwaysError):  # whose text says all
-                traceback.print_exc()
+                _log.exception("island %d could not be started", island.number)
             self._lose(island, f"island {island.number} could not be started: {type(error).__name__}: {error}")
         finally:
             start.end()

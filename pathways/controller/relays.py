@@ -12,7 +12,7 @@ Owned by the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +22,8 @@ from pathways.agent.link_door import FarLink, LinkDoor
 from pathways.transport import SILENCE_S, TAKES_NOTHING_S
 from pathways.transport.links import Links
 from pathways.trust import Address, Identity, Port, Role, new_seal_key, seal_cipher
+
+_log = logging.getLogger(__name__)
 
 #: Machines with links of their own, and machines of one relay, from which on the controller sends others to relays.
 FAN_OUT = 32
@@ -110,7 +112,7 @@ class Relays:
         """The trunk of a relay is over, if there is one: so are the links that it carries."""
         if (relay := self._by_name.pop(name, None)) is None:
             return
-        print(f"the relay {name} is lost: {why}", file=sys.stderr, flush=True)
+        _log.warning("the relay %s is lost: %s", name, why)
         for number in list(relay.carried):
             relay.broken(number, f"the relay {name}, which carried it, is lost: {why}")
         relay.trunk.close()
@@ -142,7 +144,7 @@ class Relays:
         return trunk, {"address": address}
 
     def _opened(self, trunk: FarLink) -> None:
-        print(f"the agent {trunk.identity.name} is a relay", file=sys.stderr, flush=True)
+        _log.info("the agent %s is a relay", trunk.identity.name)
         if self._look is None:
             self._looked_at = time.monotonic()
             self._look = self._loop.call_later(_LOOK_S, self._look_for_silence)

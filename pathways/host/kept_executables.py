@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 import jax
 
 from pathways import _jaxlib, errors
 from pathways.process.kept_files import KeptFiles
+
+_log = logging.getLogger(__name__)
 
 #: The bytes that executables may take; 0: nothing is kept.
 VARIABLE = "PATHWAYS_COMPILE_CACHE"
@@ -79,4 +81,4 @@ def _limit(environ: Mapping[str, str]) -> int:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # the host's log
+    _log.warning("%s", text)

@@ -14,13 +14,13 @@ import faulthandler
 import functools
 import importlib
 import importlib.metadata
+import logging
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ from pathways.compiler.ir import LogicalProgram
 from pathways.host import profiling
 from pathways.host.successors import Successor
 from pathways.plan.memory_profile import ProgramMemory
-from pathways.process import environment, fd_passing
+from pathways.process import environment, fd_passing, log_lines
 from pathways.process.children import ParentLost, die_with_parent, resident_bytes
 from pathways.process.config import HostConfig, load_host
 from pathways.process.memory import memory_bytes
@@ -45,6 +45,8 @@ from pathways.protocol.serialization import dump, load_program
 from pathways.protocol.wire import Stage
 from pathways.quirks import quirks_of
 from pathways.trust.files import hideable_folder
+
+_log = logging.getLogger("pathways.host.main")
 
 FD_TIMEOUT_S = 10.0
 LAST_WORDS_S = 2.0
@@ -235,6 +237,7 @@ class HostProcess:
             if (callbacks := getattr(driver, "callbacks", None)) is not None:
                 callbacks.send = lambda part: self._report(pb.HostReport(callback=part))
                 driver.give_up = _give_up  # type: ignore[attr-defined]
+            _log.info("has its devices, %s", ", ".join(map(str, self._config.devices)))
             self._report(
                 pb.HostReport(
                     stage=pb.HostStage(
@@ -252,7 +255,7 @@ class HostProcess:
             if not self._stopping:
                 raise RuntimeError("the driver's loop ended although nobody stopped it")
         except BaseException as error:
-            traceback.print_exc()
+            _log.critical("this host ends", exc_info=True)
             self._say_last(f"{type(error).__name__}: {error}", requests)
             return 1
         return 0
@@ -291,7 +294,7 @@ class HostProcess:
                     answer.request = request.request
                     self._report(answer)
         except grpc.RpcError as error:
-            print(f"the controller is gone: {error}", file=sys.stderr, flush=True)
+            _log.warning("the controller is gone: %s", error)
         self._stopping = True
         driver.stop()
 
@@ -367,7 +370,7 @@ class HostProcess:
                 for number, program in rest[2].items():
                     part.programs[number].CopyFrom(program)
         except Exception as failure:
-            traceback.print_exc()
+            _log.exception("nothing could be recorded")
             part.remark = f"host {self._config.host} could not record: {failure}"
         return part
 
@@ -410,8 +413,7 @@ def _or_end(serve: Callable[[Driver], None], driver: Driver) -> None:
     try:
         serve(driver)
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        _log.critical("this host ends", exc_info=True)
         os._exit(1)
 
 
@@ -419,7 +421,7 @@ def _stats(driver: Driver) -> pb.HostReport:
     try:
         return pb.HostReport(stats=pb.HostCounts(**driver.stats(), resident_bytes=resident_bytes(os.getpid())))
     except Exception:
-        traceback.print_exc()
+        _log.exception("the counts of this host could not be read")
         return pb.HostReport()
 
 
@@ -431,7 +433,7 @@ def _analysis(driver: Driver, program_id: int) -> pb.Analysis:
 
 
 def _give_up(why: str) -> None:
-    print(f"this host ends, for {why}", file=sys.stderr, flush=True)
+    _log.critical("this host ends, for %s", why)
     os._exit(1)
 
 
@@ -440,7 +442,7 @@ def _try(do: Callable[[], None]) -> pb.Error:
     try:
         do()
     except Exception as failure:
-        traceback.print_exc()
+        _log.exception("a request of the controller failed")
         return _error(failure)
     return pb.Error()
 
@@ -451,17 +453,20 @@ def _error(failure: Exception) -> pb.Error:
 
 def main(fds: list[int], config_json: str) -> None:
     """Entry of the process, with the descriptors of `HostConfig.fds`. Does not return."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = load_host(config_json).with_fds(fds)
+    log_lines.begin(f"host {config.host}")
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     with open("/proc/self/comm", "w") as comm:  # the command line is the fork server's
         comm.write(f"pathways-host{config.host}"[:15])
     try:
         die_with_parent(config.parent)
     except ParentLost as lost:
-        print(lost, file=sys.stderr, flush=True)
+        _log.error("%s", lost)
         os._exit(1)
+    island = f"{len(config.island)} hosts in its island" if len(config.island) > 1 else "alone in its island"
+    _log.info("begins: start %d, process %d, %s", config.incarnation, os.getpid(), island)
     status = HostProcess(config).run()
+    _log.info("ends with status %d", status)
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip all destructors: the group's shutdown would wait for members that are gone, and XLA's threads may still run.

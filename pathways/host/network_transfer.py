@@ -24,10 +24,10 @@ see `LocalCluster.machines`.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -39,6 +39,8 @@ from pathways.host.stream_sockets import Sender, StreamAddress
 from pathways.transport.connection import Connection, Pair, Parser
 from pathways.transport.loop import Loop
 from pathways.trust.credentials import Credentials
+
+_log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
@@ -182,7 +184,7 @@ class Streams:
 
         def ended(why: str) -> None:
             if frames.is_within:
-                print(f"a stream from {sender} broke: {why}", file=sys.stderr, flush=True)
+                _log.warning("a stream from %s broke: %s", sender, why)
             self._incoming.pop(stream, None)
             answers.close()
             messages.close()
@@ -414,7 +416,7 @@ class _HostStream:
             self._open.clear()
             self.queued_bytes = 0
         if lost and not self._stopped:
-            print(f"a stream to {self._there.address} broke: {why}", file=sys.stderr, flush=True)
+            _log.warning("a stream to %s broke: %s", self._there.address, why)
         for outgoing in lost:
             self._fail(outgoing, why)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-import traceback
 from typing import Any
 
 import jax
 
 from pathways.process.foreign_code import in_foreign_code
+
+_log = logging.getLogger(__name__)
 
 
 class Watchers:
@@ -49,7 +51,7 @@ class Watchers:
                 except Exception:  # failed or donated: the executor finds out when it polls the value
                     pass
                 except BaseException:
-                    traceback.print_exc()
+                    _log.exception("a value could not be waited for")
                 self._watched.discard(id(value))
                 value = None
             self._core.ring()

@@ -6,13 +6,10 @@ A process is monitored by its pidfd. A pidfd always means the same process; the 
 from __future__ import annotations
 
 import ctypes
-import io
 import os
 import resource
 import signal
-import sys
 import time
-from typing import Any
 
 from pathways.process.supervisor import last_lines, wait_readable
 
@@ -41,27 +38,6 @@ def take_descriptors() -> None:
     """Asks for as many descriptors as this process may have, up to 65,536. Most systems give it 1,024."""
     descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors, min(most, _MOST_DESCRIPTORS)), most))
-
-
-class _Log(io.FileIO):
-    """A descriptor of a log."""
-
-    def write(self, data: Any) -> int:
-        """Writes it, or loses it."""
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
-
-
-def print_to_log() -> None:
-    """From now on a line that this process's log has no room for, as on a full disk, is lost (LOG-1). Otherwise `print`
-    raises, in the middle of what the line is about.
-    """
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        raw = io.BufferedWriter(_Log(fd, "w", closefd=False))
-        stream = io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True)
-        setattr(sys, name, stream)
 
 
 def is_readable(fd: int) -> bool:

@@ -23,21 +23,23 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 import socket
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from pathways.process import fd_passing
-from pathways.process.children import ParentLost, die_with_parent, print_to_log
+from pathways.process import fd_passing, log_lines
+from pathways.process.children import ParentLost, die_with_parent
+
+_log = logging.getLogger("pathways.process.fork_server")
 
 
 def main() -> None:
     """Entry of the fork server."""
-    print_to_log()  # the forked processes, too
+    log_lines.begin("fork server")
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     try:
@@ -50,7 +52,7 @@ def main() -> None:
         try:
             importlib.import_module(name)
         except Exception:  # the host that needs the module fails with the same error, and reports it
-            traceback.print_exc()
+            _log.exception("%s cannot be imported", name)
     # A collection of garbage writes into every object that it looks at, and the kernel copies a page that is written.
     gc.collect()
     gc.freeze()
@@ -112,8 +114,7 @@ def _fork_twice(run: Callable[[], NoReturn]) -> int:
                 run()
             os.write(pid_writer, str(pid).encode())
         except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
+            _log.critical("no process could be forked", exc_info=True)
         finally:
             os._exit(0)
     os.close(pid_writer)
@@ -140,8 +141,7 @@ def _become(entry: str, request: dict[str, Any], descriptors: list[int], inherit
         module, _, function = entry.partition(":")
         getattr(importlib.import_module(module), function)(rest, *request["arguments"])
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        _log.critical("this process ends", exc_info=True)
         os._exit(1)
     os._exit(0)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import glob
 import os
 import re
@@ -53,8 +54,16 @@ def incarnations(directory: str, host: int) -> list[int]:
 
 
 def create(path: str) -> BinaryIO:
-    """A new log. What is written goes behind what is there then, also when the log has begun anew meanwhile."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666), "wb")
+    """A new log. What is written goes behind what is there then, also when the log has begun anew meanwhile. Where the
+    disk has no room even for its name, what is written is lost.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return open(os.open(path, flags | os.O_CREAT | os.O_TRUNC, 0o666), "wb")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return open(os.open(os.devnull, flags), "wb")
 
 
 async def keep_short(directory: str) -> None:

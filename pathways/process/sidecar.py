@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from pathways.process.children import ParentLost, die_with_parent, print_to_log
+from pathways.process import log_lines
+from pathways.process.children import ParentLost, die_with_parent
 from pathways.process.host_functions import HostFunction, Kind, describe
 
 #: Arrays begin at multiples of so many bytes.
@@ -160,7 +161,7 @@ class Sidecar:
 
 def main(socket_fd: int, memory_fd: int, parent: int) -> None:
     """Serves on inherited descriptors."""
-    print_to_log()
+    log_lines.begin("functions")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the client; this process ends with its host
     with contextlib.suppress(ParentLost, EOFError, ConnectionError, BrokenPipeError):
         die_with_parent(parent)

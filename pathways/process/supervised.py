@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.process import environment, supervisor
+from pathways.process import environment, log_lines, supervisor
 from pathways.process.children import Deadline, describe_exit, is_readable, quoted
 from pathways.process.supervisor import wait_readable
 
@@ -31,6 +31,7 @@ class Supervised:
                 supervisor appends the descriptor of the directory's lock.
             token: the only one that it gets, in its environment; None: what this process has.
         """
+        log_lines.check(os.environ)
         inherited = environment.child_environment(os.environ)
         if token is not None:
             inherited = {name: text for name, text in inherited.items() if name not in environment.SECRETS}

@@ -14,16 +14,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import logging
 import resource
 import select
 import socket
 import ssl
 import time
-import traceback
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from pathways.transport.loop import Listener, Loop, Served
+
+_log = logging.getLogger(__name__)
 
 PLACES = 1024  # for all callers together
 _SAFE_S = 1.0  # how long a caller keeps its place, however many want it
@@ -85,7 +87,7 @@ class Caller(Served):
         except StopIteration:
             self.leave()
         except Exception:  # a fault here; the others go on
-            traceback.print_exc()
+            _log.exception("a call could not be served")
             self.leave()
             self.sock.close()
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import fcntl
+import logging
 import math
 import select
 import socket
@@ -30,12 +31,13 @@ import struct
 import termios
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
 from pathways.transport import HEARTBEAT_S, TAKES_NOTHING_S
 from pathways.transport.loop import BUFFER_BYTES, Loop, Served
+
+_log = logging.getLogger(__name__)
 
 _RECORD_BYTES = 1 << 14  # TLS decrypts so many at a time; who has sent as many has probably sent more
 _AT_A_TIME = 1 << 17  # of what is sure to come, the loop is woken for so many bytes
@@ -138,7 +140,7 @@ class Connection(Served):
             try:
                 on_end(why)
             except Exception:  # who hears of it may be gone; the other connections go on
-                traceback.print_exc()
+                _log.exception("the end of a connection could not be told")
 
     def send(self, data: memoryview, stays: bool = False) -> bool:
         """Sends bytes behind those that are kept. False: some of them are kept, until `on_room`.
@@ -374,7 +376,7 @@ def reason_of(fault: Exception) -> str:
         return f"the connection broke: {fault.strerror or fault}"
     if isinstance(fault, RuntimeError | ValueError):
         return f"it broke the protocol: {fault}"
-    traceback.print_exception(fault)  # whatever it is, the other end must not wait for ever
+    _log.error("a connection ends by a fault of this code", exc_info=fault)
     return f"{type(fault).__name__}: {fault}"
 
 

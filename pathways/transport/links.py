@@ -11,8 +11,8 @@ fault is another one's.
 
 from __future__ import annotations
 
+import logging
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +20,8 @@ from typing import Any
 from pathways.transport import HEARTBEAT_S, SILENCE_S
 from pathways.transport.connection import Connection, Pair, delivering, ignoring
 from pathways.transport.loop import Loop
+
+_log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 1 << 20
 
@@ -50,7 +52,7 @@ class Link(Pair):
     def ended(self, why: str) -> None:
         """See `Pair`."""
         if not self.is_over:
-            print(f"a link broke: {why}", file=sys.stderr, flush=True)
+            _log.warning("a link broke: %s", why)
         super().ended(why)
         self._links.drop(self._native)
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between two looks for connections that are silent or late.
 LOOK_S = 0.25
@@ -188,14 +189,14 @@ class Listener(Served):
                 connection, name = self.sock.accept()
             except OSError as fault:
                 if fault.errno in EXHAUSTED:
-                    print(f"no connection can be taken: {fault.strerror}", file=sys.stderr, flush=True)
+                    _log.error("no connection can be taken: %s", fault.strerror)
                     self._wait(True)
                 return
             try:
                 connection.setblocking(True)
                 self._on_connection(connection, name)
             except Exception:  # of one caller; the others come in
-                traceback.print_exc()
+                _log.exception("a connection could not be taken")
                 connection.close()
 
     def look(self, now: float) -> None:

@@ -8,11 +8,10 @@ Unix socket. So hosts need neither addresses nor certificates to speak with the 
 from __future__ import annotations
 
 import functools
+import logging
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from pathways import errors
@@ -20,6 +19,8 @@ from pathways.process import fd_passing
 from pathways.transport.call_room import CallMeter
 from pathways.transport.connection import Connection, delivering
 from pathways.transport.loop import Listener, Loop
+
+_log = logging.getLogger(__name__)
 
 _MOST_KEPT = 1 << 20
 _LINGER_S = 5.0
@@ -89,7 +90,7 @@ class _Tunnel:
         try:
             self._on_end()
         except Exception:  # of who hears of the end; the other tunnels go on
-            traceback.print_exc()
+            _log.exception("the end of a tunnel could not be told")
 
 
 class Tunnels:
@@ -175,7 +176,7 @@ class TunnelServer:
             self._check(near)
             far = self._dial()
         except (errors.PathwaysError, OSError) as error:
-            print(f"a tunnel could not be opened: {error}", file=sys.stderr, flush=True)
+            _log.warning("a tunnel could not be opened: %s", error)
             near.close()
             return
         self._tunnels.add(near, far)

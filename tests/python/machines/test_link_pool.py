@@ -278,7 +278,7 @@ def test_who_stood_still_itself_calls_nobody_silent(loop: Loop, pool: Links, mon
         other.close()
 
 
-def test_what_goes_wrong_with_one_link_is_its_own(pool: Links, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_goes_wrong_with_one_link_is_its_own(pool: Links, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever should hear of its end fails; and its connections are closed under the threads, and their numbers are
     another link's."""
 
@@ -304,7 +304,7 @@ def test_what_goes_wrong_with_one_link_is_its_own(pool: Links, capfd: pytest.Cap
         assert not other.reasons
     well.says.sendall(ping())
     read_pongs(well, 1)
-    assert not well.reasons and "the event loop is closed" in capfd.readouterr().err
+    assert not well.reasons and "the event loop is closed" in caplog.text
     for pair in (well, deaf):
         pair.close()
 

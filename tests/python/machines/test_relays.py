@@ -286,7 +286,7 @@ def test_where_machines_are_sent() -> None:
     asyncio.run(choose())
 
 
-def test_a_machine_goes_where_it_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_goes_where_it_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     """When the relay is not there, it has a link of its own at once."""
 
     class Sock:
@@ -310,13 +310,13 @@ def test_a_machine_goes_where_it_is_sent(capsys: pytest.CaptureFixture[str]) -> 
         ("link-up", {"hosts": 1}),
         ("link-down", {"session": "s"}),
     ]
-    assert "nothing listens at 127.0.0.1:9" in capsys.readouterr().err
+    assert "nothing listens at 127.0.0.1:9" in caplog.text
     said.clear()
     Ways(dialled, own(), None, True).open(hosts=1)  # a relay is never sent anywhere
     assert said[0] == ("link-up", {"hosts": 1})
 
 
-def test_a_relay_that_is_gone_for_good(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_relay_that_is_gone_for_good(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A machine that has joined by --via goes on without its relay, also when its link breaks once more."""
     said: list[Any] = []
 
@@ -338,4 +338,4 @@ def test_a_relay_that_is_gone_for_good(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert not found.broke(link)
     assert found.open().relay == ""
     assert said == [("link-up", {}), ("link-down", {"session": "s"})] * 2
-    assert "no relay at pathways://127.0.0.1:9: nothing listens" in capsys.readouterr().err
+    assert "no relay at pathways://127.0.0.1:9: nothing listens" in caplog.text
