@@ -81,8 +81,9 @@ def joining(world: World, machine: str) -> None:
 
 
 def far_killed(world: World, machine: str) -> None:
-    end(world.far.process)
-    world.start_far()
+    with world.replacing:
+        end(world.far.process)
+        world.start_far()
 
 
 def far_pulled(world: World, machine: str) -> None:
@@ -90,8 +91,9 @@ def far_pulled(world: World, machine: str) -> None:
 
 
 def controller_killed(world: World, machine: str) -> None:
-    kill([psutil.Process(world.controller)])
-    world.start_controller()
+    with world.replacing:
+        kill([psutil.Process(world.controller)])
+        world.start_controller()
 
 
 def draining(world: World, machine: str) -> None:

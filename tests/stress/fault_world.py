@@ -82,6 +82,8 @@ class World:
         self._agents: dict[str, Any] = {}
         self._joins = 0
         self._kept_down: set[str] = set()
+        #: Held by who ends the controller or the far client, and starts another: both faults of a pair may do so.
+        self.replacing = threading.Lock()
 
     def __enter__(self) -> World:
         try:
