@@ -4,10 +4,11 @@
 
 1. Builds dist/pathways_jax-*.whl from a clean copy of the sources, so that no leftover of a working tree gets in.
 2. Prints auditwheel's verdict, and lets auditwheel write the manylinux tag into the wheel that it has earned.
-3. Looks inside: one libpathways_core.so, which exports the project's namespace and nothing else; `$ORIGIN` as its
-   neighbours' run path; no sources of the native parts.
-4. Installs the wheel where no compiler and no headers are (scripts/bare_machine.py), in a new environment, and runs
-   outside of the source tree: the README's program, Figure 2 on host processes, and `pathways bench micro`.
+3. Looks inside: every file of the package; one libpathways_core.so, which exports the project's namespace and nothing
+   else; `$ORIGIN` as its neighbours' run path; no sources of the native parts. `twine check` reads the metadata.
+4. Installs the wheel where no compiler and no headers are (scripts/bare_machine.py), in a new environment, asks
+   `pip check`, and runs outside of the source tree: the README's program, Figure 2 on host processes, and
+   `pathways bench micro`.
 5. Puts another project's package `pathways` over it, as pip would, and sees that `pathways --version` says so.
 """
 
@@ -93,12 +94,17 @@ def look_inside(wheel: pathlib.Path, scratch: pathlib.Path) -> None:
     cores = [name for name in names if "libpathways_core" in name]
     if strays or len(cores) != 1:
         raise SystemExit(f"[wheel] failed: expected one libpathways_core.so and no sources, got {cores} and {strays}")
+    package = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "pathways").splitlines()
+    left_out = (".pyx", ".pxi", "CMakeLists.txt")
+    if missing := [name for name in package if not name.endswith(left_out) and name not in names]:
+        raise SystemExit(f"[wheel] failed: it lacks {len(missing)} files of the package: {missing[:10]}")
     foreign = foreign_symbols(folder / cores[0])
     if foreign:
         raise SystemExit(f"[wheel] failed: {cores[0]} exports {len(foreign)} foreign symbols: {foreign[:10]}")
     for extension in [name for name in names if re.search(r"pathways/_\w+\.cpython.*\.so$", name)]:
         if "$ORIGIN" not in run("readelf", "--dynamic", folder / extension):
             raise SystemExit(f"[wheel] failed: {extension} does not look for libpathways_core.so beside itself")
+    say(run(sys.executable, "-m", "twine", "check", "--strict", wheel).strip())
     size = wheel.stat().st_size / 1e6
     say(f"dist/{wheel.name}: {len(names)} files, {size:.1f} MB, exports only {NAMESPACE}*")
 
@@ -141,6 +147,7 @@ def try_out(wheel: pathlib.Path, scratch: pathlib.Path, python: str) -> None:
     bare("sh", "-c", f'"$PYTHON" -m venv {scratch}/clean')
     clean = scratch / "clean/bin/python"
     bare(clean, "-m", "pip", "install", "--quiet", wheel)
+    say(f"pip check: {bare(clean, '-m', 'pip', 'check').strip()}")
     program, expected = readme_program()
     (scratch / "readme.py").write_text(program, encoding="utf-8")
     for name in ("figure2.py", "target.py"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import signal
 import sys
 import time
@@ -27,7 +28,15 @@ from pathways.cli.tokens import token
 from pathways.cli.top import top
 from pathways.cli.traces import trace
 from pathways.process import installation
-from pathways.process.config import MAX_DEVICES_PER_HOST, MAX_MACHINES, MOST_DEVICES, MOST_HOSTS, POLICIES, WHEN_FULL
+from pathways.process.config import (
+    BY_CLIENT,
+    MAX_DEVICES_PER_HOST,
+    MAX_MACHINES,
+    MOST_DEVICES,
+    MOST_HOSTS,
+    POLICIES,
+    WHEN_FULL,
+)
 
 
 class _Commands(click.Group):
@@ -219,7 +228,9 @@ def up(
         click.echo(handle.address)
         sys.stdout.flush()
         if proxied is not None:
-            served = ProxyProcess(handle.address, f"127.0.0.1:{proxied}" if proxied.isdecimal() else proxied)
+            root = str(allowance["checkpoint_root"] or "").partition(BY_CLIENT)[0]  # the hosts look at the rest
+            listen = f"127.0.0.1:{proxied}" if proxied.isdecimal() else proxied
+            served = ProxyProcess(handle.address, listen, checkpoint_root=root and os.path.abspath(root))
             beside.append(served)
             click.echo(" ".join(f"{name}={value}" for name, value in served.variables.items()))
             sys.stdout.flush()

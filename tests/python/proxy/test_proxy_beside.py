@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from control_clusters import eventually
 from doors import Door
@@ -85,8 +86,8 @@ def test_a_program_starts_a_proxy_of_its_own(cluster: Any) -> None:
     assert look(cluster.address).controller.live_bytes == before
 
 
-def test_a_proxy_beside_a_controller() -> None:
-    command = [sys.executable, "-m", "pathways", "up", "--proxy", "0"]
+def test_a_proxy_beside_a_controller(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pathways", "up", "--proxy", "0", "--checkpoint-root", f"{tmp_path}/{{client}}"]
     with subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline().startswith("unix:")
@@ -95,6 +96,8 @@ def test_a_proxy_beside_a_controller() -> None:
             target = variables["JAX_BACKEND_TARGET"]
             assert re.fullmatch(r"grpc://127\.0\.0\.1:\d+", target) and len(variables) == 3
             assert run(target) == target
+            (served,) = [each for each in psutil.Process(process.pid).children() if "proxy" in each.cmdline()]
+            assert served.cmdline()[-2:] == ["--checkpoint-root", str(tmp_path)], "its programs may have files there"
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         finally:
