@@ -11,6 +11,7 @@ import resource
 import signal
 import time
 
+from pathways.process.log_lines import is_routine
 from pathways.process.supervisor import last_lines, wait_readable
 
 _PR_SET_PDEATHSIG = 1
@@ -64,9 +65,11 @@ def log_tail(path: str, lines: int = 15) -> str:
 
 
 def quoted(lines: list[str]) -> str:
-    """The lines of a log, indented, under a heading."""
-    indented = "".join(f"\n    {line}" for line in lines)
-    return f"The last lines of its log:{indented}" if lines else "Its log is empty."
+    """The lines of a log that are not routine, indented, under a heading."""
+    indented = "".join(f"\n    {line}" for line in lines if not is_routine(line))
+    if indented:
+        return f"The last lines of its log:{indented}"
+    return "Its log has no warning." if lines else "Its log is empty."
 
 
 def resident_bytes(pid: int) -> int:

@@ -21,6 +21,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -90,6 +91,17 @@ def _stream(raw: io.RawIOBase) -> io.TextIOWrapper:
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, at: TracebackType | None) -> None:
     if error is not None and not issubclass(kind, SystemExit | KeyboardInterrupt):
         logging.getLogger("pathways").critical("an error that nobody handles", exc_info=(kind, error, at))
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line of a log says what a process of a cluster does as it should, so that no error needs it."""
+    if not line.startswith("{"):
+        return re.match(r"[-\d]{10}T[:.\d]{12}Z (?:DEBUG|INFO) ", line) is not None
+    try:
+        entry = json.loads(line)
+        return entry["level"] in ("debug", "info") and str(entry["logger"]).startswith("pathways")
+    except (ValueError, KeyError):  # somebody else's line, or a part of one
+        return False
 
 
 def time_text(seconds: float) -> str:

@@ -235,6 +235,19 @@ def test_log_tails(tmp_path: pathlib.Path) -> None:
     assert tail.splitlines() == ["The last lines of its log:", "    line 99998", "    line 99999", "    �"]
     log.write_bytes(b"\n")
     assert children.log_tail(str(log)) == "Its log is empty."
+    moment = "2026-11-30T17:47:09.313Z"
+    routine = [f"{moment} INFO host 0 has its devices, 0, 1"]
+    routine.append(f'{{"time": "{moment}", "level": "info", "process": "host 0", "logger": "pathways", "message": ""}}')
+    log.write_text("\n".join(routine))
+    assert children.log_tail(str(log)) == "Its log has no warning."
+    others = [
+        f"{moment} WARNING host 0 m",
+        routine[1].replace('"pathways"', '"stdout"'),
+        '{"time": "',
+        f"at {moment} INFO ",
+    ]
+    log.write_text("\n".join([*routine, *others, routine[0]]))
+    assert [line.strip() for line in children.log_tail(str(log)).splitlines()[1:]] == others
     assert "cannot be read" in children.log_tail(str(tmp_path / "none"))
 
 
