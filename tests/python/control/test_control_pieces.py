@@ -244,7 +244,7 @@ def test_log_tails(tmp_path: pathlib.Path) -> None:
         f"{moment} WARNING host 0 m",
         routine[1].replace('"pathways"', '"stdout"'),
         '{"time": "',
-        f"at {moment} INFO ",
+        f"at {moment} INFO it was printed",
     ]
     log.write_text("\n".join([*routine, *others, routine[0]]))
     assert [line.strip() for line in children.log_tail(str(log)).splitlines()[1:]] == others
