@@ -16,11 +16,13 @@ Owned by the loop that serves the tunnels.
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterator
 from typing import Protocol
 
 from pathways.process.shared_room import SharedRoom
+
+_log = logging.getLogger(__name__)
 
 _PREFACE_BYTES = 24  # with which a client of HTTP/2 begins
 _HEAD_BYTES, _PREFIX_BYTES = 9, 5  # of a frame, and of a message of gRPC
@@ -130,12 +132,10 @@ class CallMeter:
 
     def _take(self, call: _Call, count: int) -> None:
         if count > 0 and not self._room.has(self._who, count):
-            print(
+            _log.warning(
                 f"a connection of {self._who} for calls ends: its calls and their messages that are under way take "
                 f"{self._room.taken.get(self._who, 0):,} bytes, and those of all {len(self._room.taken)} callers "
                 f"{self._room.sum:,} of {self._room.most:,}",
-                file=sys.stderr,
-                flush=True,
             )
             raise ValueError("there is no room for its calls")
         call.taken += count

@@ -29,7 +29,7 @@ async def world(folder: pathlib.Path) -> AsyncIterator[tuple[World, Any]]:
     await made.cluster.start_hosts()
     made.agents.join(0, 1)
     await made.until(lambda: made.up() == [0, 1], "both are up")
-    connection = types.SimpleNamespace(segment=object(), bell=None)
+    connection = types.SimpleNamespace(segment=object(), bell=None, proven_name=None)
     client = types.SimpleNamespace(
         number=7, connection=connection, checkpoint_root="", futures=64, slices=set(), programs=set(), questions=None
     )

@@ -97,7 +97,7 @@ def test_what_is_whole_and_answered_takes_nothing(head: Head) -> None:
     wait_for(lambda: not head.room.taken)
 
 
-def test_who_sends_halves_loses_its_tunnels(head: Head, capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_sends_halves_loses_its_tunnels(head: Head, caplog: pytest.LogCaptureFixture) -> None:
     """In one connection or in many. Others have their part, also of calls that are whole only later."""
     honest = head.channel("honest")
     slow = head.dial("slow")
@@ -109,7 +109,7 @@ def test_who_sends_halves_loses_its_tunnels(head: Head, capfd: pytest.CaptureFix
                 each.sendall(half_a_call(1 << 30, 2 * _MIB))
             assert sum(head.room.taken.values()) <= MOST + _MIB
             assert once(honest)(bytes(3 * _MIB // 2), timeout=DEADLINE_S) == b"%d" % (3 * _MIB // 2)
-        eventually(lambda: "a connection of greedy for calls ends" in capfd.readouterr().err, "it is told")
+        eventually(lambda: "a connection of greedy for calls ends" in caplog.text, "it is told")
     slow.settimeout(0.2)
     with pytest.raises(TimeoutError):
         while slow.recv(1 << 16):

@@ -116,12 +116,12 @@ def test_what_is_sent_arrives(island: Island) -> None:
     assert bytes(came) == sent
 
 
-def test_a_process_that_is_no_host_is_refused(island: Island, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_no_host_is_refused(island: Island, caplog: pytest.LogCaptureFixture) -> None:
     """It gets the end of the stream, and nothing comes to the host."""
     island.tell()
     calls = f"import socket; print(socket.create_connection({(address_on_link(1), island.near)}, 60).recv(8))"
     assert subprocess.run([sys.executable, "-c", calls], capture_output=True, text=True, check=True).stdout == "b''\n"
-    assert "who calls host 1 from this machine is none of its hosts" in capfd.readouterr().err
+    assert "who calls host 1 from this machine is none of its hosts" in caplog.text
     with socket.create_connection((address_on_link(1), island.near), timeout=60) as host:
         host.sendall(b"still")
         assert host.recv(8) == b"still"
