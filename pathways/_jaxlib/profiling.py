@@ -25,7 +25,8 @@ def start_profile(python: bool) -> None:
     options = _profiler.ProfileOptions()
     options.python_tracer_level = 1 if python else 0
     with _lock:
-        if _session is not None or jax_profiler._profile_state.profile_session is not None:
+        state = vars(jax_profiler._profile_state)
+        if _session is not None or state.get("session", state.get("profile_session")) is not None:  # JAX 0.12; 0.10
             raise RuntimeError("this process records a profile already; end that one first")
         _session = _profiler.ProfilerSession(options)
 
