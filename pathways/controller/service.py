@@ -92,6 +92,26 @@ def _check_count(what: str, of_client: Collection[int]) -> None:
         )
 
 
+@contextlib.asynccontextmanager
+async def _until_over(requests: AsyncIterator[Empty], context: Any) -> AsyncIterator[asyncio.Event]:
+    """An event that is set when the caller says no more, or its call has ended in any way."""
+    over = asyncio.Event()
+    context.add_done_callback(lambda _: over.set())
+
+    async def read() -> None:
+        try:
+            async for _ in requests:
+                pass
+        finally:
+            over.set()
+
+    reader = asyncio.ensure_future(read())
+    try:
+        yield over
+    finally:
+        reader.cancel()
+
+
 class ControllerService(rpc.ControllerServicer):
     """The requests of clients."""
 
@@ -316,49 +336,25 @@ class ControllerService(rpc.ControllerServicer):
         return reply
 
     async def Trace(self, requests: AsyncIterator[Empty], context: Any) -> AsyncIterator[pb.TracePart]:  # noqa: D102
-        over = asyncio.Event()
-        context.add_done_callback(lambda _: over.set())
-
-        async def read() -> None:
-            try:
-                async for _ in requests:
-                    pass
-            finally:
-                over.set()
-
-        reader = asyncio.ensure_future(read())
         try:
-            who, own = self._client_manager.names_seen_by(wire.token_of(context))
-            async with contextlib.aclosing(self._client_manager.recordings.record(who, own, over)) as parts:
-                async for part in parts:
-                    yield part
+            async with _until_over(requests, context) as over:
+                who, own = self._client_manager.names_seen_by(wire.token_of(context))
+                async with contextlib.aclosing(self._client_manager.recordings.record(who, own, over)) as parts:
+                    async for part in parts:
+                        yield part
         except errors.PathwaysError as error:
             await wire.refuse(context, error)
-        finally:
-            reader.cancel()
 
     async def Profile(self, requests: AsyncIterator[Empty], context: Any) -> AsyncIterator[pb.ProfilePart]:  # noqa: D102
-        over = asyncio.Event()
-        context.add_done_callback(lambda _: over.set())
-
-        async def read() -> None:
-            try:
-                async for _ in requests:
-                    pass
-            finally:
-                over.set()
-
-        reader = asyncio.ensure_future(read())
         try:
-            self._client_manager.check_operator(wire.token_of(context), "profile the hosts")
-            who, _ = self._client_manager.names_seen_by(wire.token_of(context))
-            async with contextlib.aclosing(self._client_manager.profiles.record(who, over)) as parts:
-                async for part in parts:
-                    yield part
+            async with _until_over(requests, context) as over:
+                self._client_manager.check_operator(wire.token_of(context), "profile the hosts")
+                who, _ = self._client_manager.names_seen_by(wire.token_of(context))
+                async with contextlib.aclosing(self._client_manager.profiles.record(who, over)) as parts:
+                    async for part in parts:
+                        yield part
         except errors.PathwaysError as error:
             await wire.refuse(context, error)
-        finally:
-            reader.cancel()
 
     @_refusing
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: D102

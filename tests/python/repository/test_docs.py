@@ -92,7 +92,7 @@ Played = dict[pathlib.Path, "Future[subprocess.CompletedProcess[str]]"]
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """The programs of the pages that this session plays, under way or over."""
+    """The programs of the pages that are played, under way or over."""
     pages = [
         item.callspec.params["page"]
         for item in request.session.items
